@@ -1,0 +1,175 @@
+// Package session answers which user a token belongs to: from memory, from the
+// shared cache, from sa-token's keys.
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/maypok86/otter/v2"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/outage"
+)
+
+const (
+	localSize   = 200_000
+	localTTL    = 24 * time.Hour   // how long a token that this instance knows works while the store is down
+	localFresh  = 60 * time.Second // how long it is believed without asking the store again
+	relearnSize = 10_000
+)
+
+// key is the hash that stands for a token in memory: SHA-256 of service id, NUL, token.
+type key [sha256.Size]byte
+
+func keyOf(serviceID, token string) key {
+	return sha256.Sum256([]byte(serviceID + "\x00" + token))
+}
+
+type entry struct {
+	userID string
+	asked  time.Time // when a store last said so
+}
+
+type lesson struct{ serviceID, token, userID string }
+
+// Resolver resolves tokens. It is safe for concurrent use.
+type Resolver struct {
+	cache     gateway.TokenCache
+	authority gateway.Tokens // asked when the cache knows nothing; nil = none
+	gate      *outage.Gate
+	log       *slog.Logger
+	now       func() time.Time
+
+	local *otter.Cache[key, entry]
+
+	mu        sync.Mutex
+	unlearned map[key]lesson // could not be written to the cache yet
+}
+
+// NewResolver makes a Resolver over the token cache and, where the node's own
+// session store can be read, that authority (nil if not).
+func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, gate *outage.Gate, log *slog.Logger, now func() time.Time) *Resolver {
+	return &Resolver{
+		cache: cache, authority: authority, gate: gate, log: log, now: now,
+		local: otter.Must(&otter.Options[key, entry]{
+			MaximumSize:      localSize,
+			ExpiryCalculator: otter.ExpiryWriting[key, entry](localTTL),
+		}),
+		unlearned: map[key]lesson{},
+	}
+}
+
+// UserByToken returns the user id of a token. gateway.ErrNotFound means that
+// every store was asked and none knows the token; any other error that one
+// could not be asked and this instance does not know the token by itself.
+func (r *Resolver) UserByToken(ctx context.Context, serviceID, token string) (string, error) {
+	if len(token) > gateway.MaxTokenBytes {
+		return "", gateway.ErrNotFound
+	}
+	k := keyOf(serviceID, token)
+	known, isKnown := r.local.GetIfPresent(k)
+	if isKnown && r.now().Sub(known.asked) < localFresh {
+		return known.userID, nil
+	}
+	userID, err := r.ask(ctx, serviceID, token)
+	switch {
+	case err == nil:
+		r.local.Set(k, entry{userID, r.now()})
+		return userID, nil
+	case errors.Is(err, gateway.ErrNotFound):
+		if isKnown && r.isUnlearned(k) {
+			return known.userID, nil
+		}
+		r.local.Invalidate(k)
+		return "", gateway.ErrNotFound
+	case isKnown:
+		return known.userID, nil
+	}
+	return "", err
+}
+
+func (r *Resolver) ask(ctx context.Context, serviceID, token string) (userID string, err error) {
+	err = r.gate.Do(ctx, func(ctx context.Context) error {
+		userID, err = r.cache.UserByToken(ctx, serviceID, token)
+		if !errors.Is(err, gateway.ErrNotFound) || r.authority == nil {
+			return err
+		}
+		if userID, err = r.authority.UserByToken(ctx, serviceID, token); err != nil {
+			return err
+		}
+		if err := r.cache.PutToken(ctx, serviceID, token, userID); err != nil {
+			r.log.WarnContext(ctx, "token resolved but not cached", "service", serviceID, "error", err)
+		}
+		return nil
+	})
+	return userID, err
+}
+
+// Learn remembers the token of a login. This instance knows it when Learn
+// returns; when the shared cache cannot be written now, Run goes on trying.
+func (r *Resolver) Learn(ctx context.Context, serviceID, token, userID string) {
+	k := keyOf(serviceID, token)
+	if len(token) > gateway.MaxTokenBytes {
+		r.log.WarnContext(ctx, "token too long to be cached", "service", serviceID, "bytes", len(token))
+		return
+	}
+	r.local.Set(k, entry{userID, r.now()})
+	err := r.gate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, serviceID, token, userID) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(r.unlearned, k)
+	case len(r.unlearned) < relearnSize:
+		r.unlearned[k] = lesson{serviceID, token, userID}
+		r.log.WarnContext(ctx, "token kept by this instance alone until the cache can be written", "service", serviceID, "error", err)
+	default:
+		r.log.ErrorContext(ctx, "token known to this instance alone: too many wait for the cache", "service", serviceID, "error", err)
+	}
+}
+
+func (r *Resolver) isUnlearned(k key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.unlearned[k]
+	return ok
+}
+
+// Run writes what Learn could not, once a second, until ctx ends.
+func (r *Resolver) Run(ctx context.Context) error {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			r.relearn(ctx)
+		}
+	}
+}
+
+func (r *Resolver) relearn(ctx context.Context) {
+	r.mu.Lock()
+	waiting := make(map[key]lesson, len(r.unlearned))
+	for k, l := range r.unlearned {
+		waiting[k] = l
+	}
+	r.mu.Unlock()
+	for k, l := range waiting {
+		err := r.gate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, l.serviceID, l.token, l.userID) })
+		if err != nil {
+			return
+		}
+		r.mu.Lock()
+		if r.unlearned[k] == l { // a newer login may have brought another user
+			delete(r.unlearned, k)
+		}
+		r.mu.Unlock()
+	}
+}

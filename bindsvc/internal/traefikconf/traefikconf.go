@@ -1,0 +1,262 @@
+// Package traefikconf builds the dynamic configuration that Traefik polls.
+//
+// Per service there is a parent router with the plugin and, below it, a child
+// router for every enabled node, chosen by the header that only the plugin sets.
+// A child repeats its parent's rule: a child that lost its parent would become a
+// public router, and must not match more than the parent did. It cannot be
+// reached without the plugin all the same, because Build writes both or none.
+package traefikconf
+
+import (
+	"strings"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/registry"
+)
+
+// Settings are what an operator decides about Traefik.
+type Settings struct {
+	Plugin         string         // name of the plugin in Traefik's static configuration
+	Endpoint       string         // of the binding service, for the plugin: http(s):// or unix://
+	ServiceURL     string         // of the binding service, for Traefik's own services: http(s)://
+	AdminURL       string         // of the admin listener; empty = not routed
+	EntryPoints    []string       // of the public routers
+	Rule           string         // added to every public router's rule, such as Host(`a.example`)
+	TLS            map[string]any // of the public routers; nil = none
+	NoRoute        bool           // a last router answers NO_ROUTE
+	CircuitBreaker string         // expression; empty = none
+	TokenSources   []string
+	StripHeaders   []string
+	Messages       string // language of the plugin's own answers when the client does not say: zh or en
+}
+
+// Names with a tilde are ours: an id cannot contain one.
+const (
+	internalService = "homenode~internal"
+	adminService    = "homenode~admin"
+	fallbackName    = "homenode~fallback"
+	breakerName     = "homenode~breaker"
+	noRouteName     = "homenode~no-route"
+	notKnownName    = "homenode~not-known"
+)
+
+// Paths of the binding service that Traefik leads requests to.
+const (
+	FallbackPath = "/v1/fallback"
+	NoRoutePath  = "/v1/fallback/no-route"
+	NotKnownPath = "/v1/fallback/not-known"
+)
+
+// PoolHeader marks an anonymous request for the weighted pool of its service
+// while the binding service cannot be asked. Only the plugin sets it.
+const PoolHeader = "X-Homenode-Pool"
+
+// Configuration is Traefik's dynamic configuration, as far as it is used here.
+type Configuration struct {
+	HTTP HTTP `json:"http"`
+}
+
+// HTTP is the http section. Empty sections are left out: Traefik rejects them.
+type HTTP struct {
+	Routers     map[string]*Router        `json:"routers,omitempty"`
+	Middlewares map[string]map[string]any `json:"middlewares,omitempty"`
+	Services    map[string]*Service       `json:"services,omitempty"`
+}
+
+// Router is a Traefik router: a parent has middlewares and no service, a child has ParentRefs.
+type Router struct {
+	EntryPoints []string       `json:"entryPoints,omitempty"`
+	Rule        string         `json:"rule"`
+	Priority    int            `json:"priority"`
+	Middlewares []string       `json:"middlewares,omitempty"`
+	Service     string         `json:"service,omitempty"`
+	ParentRefs  []string       `json:"parentRefs,omitempty"`
+	TLS         map[string]any `json:"tls,omitempty"`
+}
+
+// Service is a Traefik service: one server, or a weighted choice of services.
+type Service struct {
+	LoadBalancer *LoadBalancer `json:"loadBalancer,omitempty"`
+	Weighted     *Weighted     `json:"weighted,omitempty"`
+	Middlewares  []string      `json:"middlewares,omitempty"`
+}
+
+// LoadBalancer is a service with one server.
+type LoadBalancer struct {
+	Servers []Server `json:"servers"`
+}
+
+// Server is where requests go.
+type Server struct {
+	URL string `json:"url"`
+}
+
+// Weighted shares requests between services.
+type Weighted struct {
+	Services []WeightedService `json:"services"`
+}
+
+// WeightedService is one share.
+type WeightedService struct {
+	Name   string `json:"name"`
+	Weight int    `json:"weight"`
+}
+
+// Build returns the configuration for a registry.
+func Build(snapshot *registry.Snapshot, s Settings) Configuration {
+	b := builder{settings: s, http: HTTP{
+		Routers: map[string]*Router{}, Middlewares: map[string]map[string]any{}, Services: map[string]*Service{},
+	}}
+	b.frame()
+	for _, service := range snapshot.Services {
+		if service.Enabled {
+			b.http.Routers[service.ID] = &Router{} // parents take their names first
+		}
+	}
+	for _, service := range snapshot.Services {
+		if service.Enabled {
+			b.service(service, snapshot.NodesOf(service.ID))
+		}
+	}
+	return Configuration{HTTP: b.http}
+}
+
+type builder struct {
+	settings Settings
+	http     HTTP
+}
+
+// frame adds what does not depend on the registry.
+func (b *builder) frame() {
+	s := b.settings
+	b.http.Services[internalService] = single(s.ServiceURL)
+	b.http.Middlewares[fallbackName] = map[string]any{"errors": map[string]any{
+		"status":  []string{"502-504"},
+		"service": internalService,
+		"query":   FallbackPath + "?status={status}&url={url}",
+		// The client's other headers, its token first of all, stay here.
+		"errorRequestHeaders": []string{"Accept-Language", "X-Request-Id"},
+	}}
+	b.http.Middlewares[notKnownName] = map[string]any{"replacePath": map[string]any{"path": NotKnownPath}}
+	if s.CircuitBreaker != "" {
+		// Health probes decide about a node; the breaker only spares a failing one
+		// the time between two probes. It closes soon after the node is back.
+		b.http.Middlewares[breakerName] = map[string]any{"circuitBreaker": map[string]any{
+			"expression": s.CircuitBreaker, "checkPeriod": "100ms", "fallbackDuration": "3s", "recoveryDuration": "1s",
+		}}
+	}
+	if s.NoRoute {
+		b.http.Middlewares[noRouteName] = map[string]any{"replacePath": map[string]any{"path": NoRoutePath}}
+		router := b.public("PathPrefix(`/`)")
+		router.Priority, router.Middlewares, router.Service = 1, []string{noRouteName}, internalService
+		b.http.Routers[noRouteName] = router
+	}
+	if s.AdminURL != "" {
+		b.http.Services[adminService] = single(s.AdminURL)
+		router := b.public(covers(gateway.AdminPrefix))
+		router.Service = adminService
+		b.http.Routers[adminService] = router
+	}
+}
+
+// public is a router that the entry points reach. A longer prefix has the longer
+// rule, and so the higher priority: stated, not left to Traefik's default.
+func (b *builder) public(rule string) *Router {
+	if b.settings.Rule != "" {
+		rule = "(" + b.settings.Rule + ") && (" + rule + ")"
+	}
+	return &Router{EntryPoints: b.settings.EntryPoints, Rule: rule, Priority: len(rule), TLS: b.settings.TLS}
+}
+
+// covers is the rule for a path prefix: "/js/a" and "/js/a/...", not "/js/apple".
+func covers(prefix string) string {
+	if prefix == "/" {
+		return "PathPrefix(`/`)"
+	}
+	return "Path(`" + prefix + "`) || PathPrefix(`" + prefix + "/`)"
+}
+
+func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
+	plugin := service.ID + "~plugin"
+	b.http.Middlewares[plugin] = map[string]any{"plugin": map[string]any{b.settings.Plugin: b.pluginSettings(service)}}
+	parent := b.public(covers(service.PathPrefix))
+	parent.Middlewares = []string{plugin}
+	b.http.Routers[service.ID] = parent
+
+	pool := &Weighted{}
+	for _, node := range nodes {
+		if !node.Enabled {
+			continue
+		}
+		name := b.freeName(service.ID, node.ID)
+		headers := node.ID + "~node"
+		b.http.Middlewares[headers] = map[string]any{"headers": map[string]any{
+			"customResponseHeaders": map[string]string{"X-Gateway-Node": node.ID},
+		}}
+		target := node.TraefikService
+		if target == "" {
+			target = name
+			b.http.Services[name] = single(node.BaseURL)
+		}
+		child := b.child(service.ID, parent, "Header(`X-Gateway-Node`, `"+node.ID+"`)", target)
+		child.Middlewares = append([]string{headers}, child.Middlewares...)
+		if b.settings.CircuitBreaker != "" {
+			child.Middlewares = append(child.Middlewares, breakerName)
+		}
+		b.http.Routers[name] = child
+		pool.Services = append(pool.Services, WeightedService{Name: target, Weight: 1})
+	}
+	if len(pool.Services) > 0 {
+		name := service.ID + "~pool"
+		b.http.Services[name] = &Service{Weighted: pool}
+		b.http.Routers[name] = b.child(service.ID, parent, "Header(`"+PoolHeader+"`, `"+service.ID+"`)", name)
+	}
+	unknown := b.child(service.ID, parent, "", internalService)
+	unknown.Priority, unknown.Middlewares = 1, []string{notKnownName}
+	b.http.Routers[service.ID+"~not-known"] = unknown
+}
+
+func (b *builder) child(parentName string, parent *Router, match, service string) *Router {
+	rule := parent.Rule
+	if match != "" {
+		rule = "(" + rule + ") && " + match
+	}
+	return &Router{
+		ParentRefs: []string{parentName}, Rule: rule, Priority: len(rule),
+		Middlewares: []string{fallbackName}, Service: service,
+	}
+}
+
+// freeName is <service>-<node>, unless another pair of ids has made that name already.
+func (b *builder) freeName(serviceID, nodeID string) string {
+	name := serviceID + "-" + nodeID
+	if b.http.Routers[name] != nil {
+		return serviceID + "~" + nodeID
+	}
+	return name
+}
+
+func (b *builder) pluginSettings(service gateway.Service) map[string]any {
+	settings := map[string]any{
+		"service":  service.ID,
+		"endpoint": b.settings.Endpoint,
+		"login":    service.Login,
+	}
+	for key, value := range map[string]string{
+		"loginPath": service.FullLoginPath(), "logoutPath": service.FullLogoutPath(), "messages": b.settings.Messages,
+	} {
+		if value != "" {
+			settings[key] = value
+		}
+	}
+	for key, values := range map[string][]string{"tokenSources": b.settings.TokenSources, "stripHeaders": b.settings.StripHeaders} {
+		if len(values) > 0 {
+			settings[key] = values
+		}
+	}
+	return settings
+}
+
+func single(url string) *Service {
+	return &Service{LoadBalancer: &LoadBalancer{Servers: []Server{{URL: strings.TrimSuffix(url, "/")}}}}
+}
