@@ -4,6 +4,7 @@ package decide
 import (
 	"context"
 	"errors"
+	"net/http"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
@@ -41,7 +42,7 @@ func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Deci
 		return gateway.Decision{}, err
 	}
 	switch {
-	case req.Login:
+	case req.Login || req.Method == http.MethodPost && service.LoginPath != "" && req.Path == service.FullLoginPath():
 		return d.login(ctx, service, req.Username)
 	case req.Token == "":
 		return d.anonymous(service)

@@ -1,0 +1,77 @@
+package httpapi
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+// decide answers GET /v1/decide, the forward-auth convention: 200 with the
+// headers to set on the request, anything else is what the client gets.
+func (s *Server) decide(c echo.Context) error {
+	req, err := s.readRequest(c.Request().Header)
+	if err != nil {
+		return err
+	}
+	decision, err := s.decider.Decide(c.Request().Context(), req)
+	s.metrics.decided(req.ServiceID, decision, err)
+	if err != nil {
+		return err
+	}
+	header := c.Response().Header()
+	header.Set("X-Gateway-Node", decision.NodeID)
+	if decision.UserID != "" {
+		header.Set("X-User-Id", decision.UserID)
+	}
+	if decision.Epoch > 0 {
+		header.Set("X-Binding-Epoch", strconv.FormatInt(decision.Epoch, 10))
+	}
+	header.Set("Cache-Control", s.cacheControl(decision))
+	return c.NoContent(http.StatusOK)
+}
+
+func (s *Server) cacheControl(decision gateway.Decision) string {
+	if !decision.Cacheable || s.opts.MaxAge <= 0 {
+		return "no-store"
+	}
+	return fmt.Sprintf("private, max-age=%d, stale-if-error=%d", int(s.opts.MaxAge.Seconds()), int(s.opts.StaleIfError.Seconds()))
+}
+
+// readRequest reads the client's request from the headers that describe it.
+func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
+	req := gateway.Request{ServiceID: header.Get(headerService), Method: header.Get("X-Forwarded-Method")}
+	if req.Method == "" {
+		req.Method = http.MethodGet
+	}
+	var query url.Values
+	if raw := header.Get("X-Forwarded-Uri"); raw != "" {
+		uri, err := url.ParseRequestURI(raw)
+		if err != nil {
+			return req, invalid("X-Forwarded-Uri is no path", nil) // the error would quote a query with a token
+		}
+		req.Path = path.Clean(uri.Path)
+		query = uri.Query()
+	}
+	if req.ServiceID == "" && req.Path == "" {
+		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed", nil)
+	}
+	if encoded, isLogin := header[headerUsername]; isLogin {
+		username, err := url.QueryUnescape(encoded[0])
+		if err != nil {
+			return req, invalid("X-Homenode-Username is not percent-encoded", nil)
+		}
+		if username != "" && gateway.VerifyName("username", username) != nil {
+			username = "" // no store can know it
+		}
+		req.Login, req.Username = true, username
+	} else {
+		req.Token = tokenOf(header, s.sources, query)
+	}
+	return req, nil
+}

@@ -1,0 +1,102 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+const (
+	headerReason    = "X-Gateway-Reason"
+	headerRequestID = "X-Request-Id"
+)
+
+// envelope is the body of every answer that is not a forward-auth verdict.
+type envelope struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+	Data    any    `json:"data"`
+}
+
+type refusalData struct {
+	Reason    gateway.Reason `json:"reason"`
+	RequestID string         `json:"requestId"`
+}
+
+// asRefusal maps every error to what the client may know of it.
+func asRefusal(err error) *gateway.Error {
+	var refusal *gateway.Error
+	var conflict *gateway.ConflictError
+	var httpError *echo.HTTPError
+	switch {
+	case errors.As(err, &refusal):
+		return refusal
+	case errors.As(err, &conflict):
+		return &gateway.Error{Reason: gateway.Conflict, Detail: conflict.Message}
+	case errors.Is(err, gateway.ErrNotFound):
+		return &gateway.Error{Reason: gateway.NotFound}
+	case errors.As(err, &httpError):
+		switch httpError.Code {
+		case http.StatusNotFound, http.StatusMethodNotAllowed:
+			return &gateway.Error{Reason: gateway.NotFound}
+		case http.StatusRequestEntityTooLarge:
+			return &gateway.Error{Reason: gateway.TooLarge}
+		}
+	}
+	return &gateway.Error{Reason: gateway.Internal, Cause: err}
+}
+
+// refuse is echo's error handler: the one place that writes an error.
+func (s *Server) refuse(err error, c echo.Context) {
+	if c.Response().Committed {
+		return
+	}
+	refusal := asRefusal(err)
+	s.logRefusal(c.Request().Context(), refusal, requestID(c), c.Path())
+	s.write(c, refusal, refusal.Reason.Status())
+}
+
+func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
+	message := s.languages.pick(c.Request().Header.Get("Accept-Language"), messages[refusal.Reason])
+	if refusal.Detail != "" {
+		message += " (" + refusal.Detail + ")"
+	}
+	header := c.Response().Header()
+	header.Set(headerReason, string(refusal.Reason))
+	header.Set(headerRequestID, requestID(c))
+	header.Set("Cache-Control", "no-store")
+	if refusal.RetryAfter > 0 {
+		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(refusal.RetryAfter.Seconds()))))
+	}
+	body := envelope{Code: status, Message: message, Data: refusalData{refusal.Reason, requestID(c)}}
+	if err := c.JSON(status, body); err != nil {
+		s.log.DebugContext(c.Request().Context(), "answer not written", "error", err)
+	}
+}
+
+func (s *Server) logRefusal(ctx context.Context, refusal *gateway.Error, id, path string) {
+	level := slog.LevelInfo
+	switch refusal.Reason {
+	case gateway.Internal:
+		level = slog.LevelError
+	case gateway.StoreUnavailable:
+		level = slog.LevelWarn
+	}
+	s.log.Log(ctx, level, "refused", "reason", refusal.Reason, "detail", refusal.Detail, "error", refusal.Cause, "path", path, "request", id)
+}
+
+func invalid(detail string, cause error) error {
+	return &gateway.Error{Reason: gateway.Validation, Detail: detail, Cause: cause}
+}
+
+func notReady() error {
+	return &gateway.Error{Reason: gateway.StoreUnavailable, RetryAfter: time.Second, Cause: errors.New("the registry is not loaded yet")}
+}

@@ -1,0 +1,99 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+type loginReport struct {
+	Service       string `json:"service"`
+	Node          string `json:"node"`
+	Username      string `json:"username"`
+	Token         string `json:"token"`
+	UserID        string `json:"userId"`
+	LoginUsername string `json:"loginUsername"`
+	RequestID     string `json:"requestId"`
+}
+
+type loginAnswer struct {
+	Node    string `json:"node"`
+	Created bool   `json:"created"`
+}
+
+const maxLoginReport = 512 << 10 // a token of 64 KiB, every byte of it escaped, fits
+
+// login answers POST /v1/logins: a node has let a user in. When it answers 200 the
+// binding is committed and this token leads to it.
+func (s *Server) login(c echo.Context) error {
+	var report loginReport
+	if err := decodeJSON(c, maxLoginReport, &report); err != nil {
+		return err
+	}
+	login := gateway.Login{
+		ServiceID: report.Service, NodeID: report.Node, UserID: report.UserID,
+		Username: report.Username, LoginUsername: report.LoginUsername,
+	}
+	if err := login.Verify(); err != nil {
+		return invalid(err.Error(), nil)
+	}
+	if report.Token == "" {
+		return invalid("token is empty", nil)
+	}
+	service, ok := s.registry.Snapshot().Service(login.ServiceID)
+	if !ok {
+		return invalid("service does not exist", nil)
+	}
+	ctx := c.Request().Context()
+	// The token first: should the binding fail, its user is refused until the
+	// retry succeeds, and not taken for an anonymous one.
+	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
+	result, err := s.bindings.BindIfAbsent(ctx, login)
+	s.metrics.loggedIn(service.ID, result, err)
+	var conflict *gateway.ConflictError
+	switch {
+	case errors.As(err, &conflict):
+		return err
+	case err != nil:
+		return gateway.Unavailable(err)
+	}
+	if result.Created {
+		s.log.InfoContext(ctx, "user bound", "service", service.ID, "user", result.Binding.UserID, "node", result.Binding.NodeID, "request", report.RequestID)
+	}
+	if result.Binding.NodeID != login.NodeID {
+		s.log.WarnContext(ctx, "login took place on another node than the user's: the next request goes to the user's", "service", service.ID,
+			"user", result.Binding.UserID, "node", result.Binding.NodeID, "login_node", login.NodeID, "request", report.RequestID)
+	}
+	return c.JSON(http.StatusOK, loginAnswer{Node: result.Binding.NodeID, Created: result.Created})
+}
+
+// decodeJSON reads one JSON object of at most limit bytes, without unknown fields.
+func decodeJSON(c echo.Context, limit int64, into any) error {
+	decoder := json.NewDecoder(http.MaxBytesReader(c.Response(), c.Request().Body, limit))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(into)
+	if err == nil {
+		if _, trailing := decoder.Token(); !errors.Is(trailing, io.EOF) {
+			err = errors.New("more than one JSON value")
+		}
+	}
+	var tooLarge *http.MaxBytesError
+	var syntax *json.SyntaxError
+	var wrongType *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &tooLarge):
+		return &gateway.Error{Reason: gateway.TooLarge}
+	case errors.As(err, &syntax), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return invalid("the body is not a JSON object", nil)
+	case errors.As(err, &wrongType):
+		return invalid("field "+wrongType.Field+" has the wrong type", nil)
+	}
+	return invalid(err.Error(), nil)
+}
