@@ -1,0 +1,325 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// restAfterFailure is how long an unreachable binding service is left alone, so that not every request
+	// pays the wait.
+	restAfterFailure = time.Second
+	// maxToken is the longest token that is sent on; a longer one is nobody's.
+	maxToken = 64 << 10
+	// maxAnswer bounds what is read of an answer.
+	maxAnswer = 64 << 10
+	// maxQuestion bounds what a client can make the plugin send: servers accept 1 MiB of headers and reset the
+	// connection beyond, which would look like a service that is down.
+	maxQuestion = 512 << 10
+)
+
+var (
+	// errClientGone: nobody waits for the answer any more. It says nothing about the binding service.
+	errClientGone = errors.New("the client went away")
+	// errUnavailable: the binding service gave no decision.
+	errUnavailable = errors.New("no decision from the binding service")
+)
+
+// client talks to one binding service. It is shared by every middleware with the same endpoint and secret, and
+// outlives Traefik's reloads, which make new middlewares but must neither forget a login on its way nor open
+// new connections.
+type client struct {
+	transport *http.Transport
+	// base is the endpoint as a URL to which paths are appended.
+	base          string
+	authorization string
+
+	// restUntil is 0 while the service answers, else the Unix time in nanoseconds before which nobody asks.
+	restUntil atomic.Int64
+	// complainedAt is when the last failure was logged, Unix nanoseconds.
+	complainedAt atomic.Int64
+
+	// pendingCount counts the logins on their way, readable without the lock by every request.
+	pendingCount atomic.Int64
+	pendingMutex sync.Mutex
+	// pending are the logins on their way to the binding service, by tokenKey.
+	pending map[string]*pendingLogin
+}
+
+var (
+	clientsMutex sync.Mutex
+	clients      = map[string]*client{}
+)
+
+// clientFor returns the one client for this endpoint and secret.
+func clientFor(endpoint *url.URL, secret string) *client {
+	clientsMutex.Lock()
+	defer clientsMutex.Unlock()
+	key := endpoint.String() + "\x00" + secret
+	if c, ok := clients[key]; ok {
+		return c
+	}
+	c := newClient(endpoint, secret)
+	clients[key] = c
+	return c
+}
+
+func newClient(endpoint *url.URL, secret string) *client {
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	transport := &http.Transport{
+		DialContext:         dialer.DialContext,
+		TLSHandshakeTimeout: 5 * time.Second,
+		MaxIdleConns:        256,
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+	}
+	base := strings.TrimSuffix(endpoint.String(), "/")
+	if endpoint.Scheme == "unix" {
+		path := endpoint.Path
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		}
+		base = "http://homenode"
+	}
+	return &client{
+		transport:     transport,
+		base:          base,
+		authorization: "Bearer " + secret,
+		pending:       map[string]*pendingLogin{},
+	}
+}
+
+// question is what the binding service has to know about a request.
+type question struct {
+	requestID string
+	service   string
+	// token is the client's, "" without one and on a login.
+	token string
+	// login: username is that of a login, "" if the request names none.
+	login    bool
+	username string
+}
+
+// anonymous reports whether the request may go to any node of the service.
+func (q *question) anonymous() bool {
+	return q.token == "" && !q.login
+}
+
+// answer is the binding service's decision: to forward a request, or what to tell its client.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (a *answer) forward() bool {
+	return a.status == http.StatusOK
+}
+
+// ask puts one question to the binding service and waits at most timeout. The error is errClientGone, or
+// errUnavailable when there is no answer or none of the binding service's own. The reason for the latter is
+// logged, at most once a second.
+func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*answer, error) {
+	admitted, probe := c.admit(timeout)
+	if !admitted {
+		return nil, errUnavailable
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), timeout)
+	defer cancel()
+	call, err := c.newQuestion(ctx, req, q)
+	if err != nil {
+		c.settle(probe)
+		c.complain(q.requestID, err)
+		return nil, errUnavailable
+	}
+
+	a, err := c.exchange(call)
+	switch {
+	case err == nil:
+		if c.restUntil.Load() != 0 {
+			c.restUntil.Store(0)
+		}
+	case req.Context().Err() != nil:
+		c.settle(probe)
+		return nil, errClientGone
+	default:
+		c.restUntil.Store(time.Now().Add(restAfterFailure).UnixNano())
+		// A connection to a machine that is gone must not fail the next question too.
+		c.transport.CloseIdleConnections()
+		c.complain(q.requestID, err)
+		return nil, errUnavailable
+	}
+	if err := a.verify(); err != nil {
+		c.complain(q.requestID, err)
+		return nil, errUnavailable
+	}
+	return a, nil
+}
+
+// admit reports whether to ask at all. After a failure nobody does for restAfterFailure; then one request is
+// the probe, and the others rest on until it has its answer.
+func (c *client) admit(timeout time.Duration) (admitted, probe bool) {
+	until := c.restUntil.Load()
+	if until == 0 {
+		return true, false
+	}
+	now := time.Now()
+	if now.UnixNano() < until {
+		return false, false
+	}
+	probe = c.restUntil.CompareAndSwap(until, now.Add(timeout).UnixNano())
+	return probe, probe
+}
+
+// settle lets the next request be the probe, when this one was and found nothing out.
+func (c *client) settle(probe bool) {
+	if probe {
+		c.restUntil.Store(1)
+	}
+}
+
+// newQuestion writes the forward-auth question. The query stays out of X-Forwarded-Uri: it may carry the token,
+// and URLs end up in logs.
+func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question) (*http.Request, error) {
+	call, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/v1/decide", nil)
+	if err != nil {
+		return nil, err
+	}
+	uri := req.URL.EscapedPath()
+	header := http.Header{
+		"Authorization":      []string{c.authorization},
+		"User-Agent":         []string{"homenode-plugin"},
+		"X-Forwarded-Method": []string{req.Method},
+		"X-Forwarded-Proto":  []string{forwardedProto(req)},
+		"X-Forwarded-Host":   []string{forwardedHost(req)},
+		"X-Forwarded-Uri":    []string{uri},
+		"X-Forwarded-For":    []string{forwardedFor(req)},
+		headerRequest:        []string{q.requestID},
+		headerService:        []string{q.service},
+	}
+	languages := req.Header["Accept-Language"]
+	if len(languages) > 0 {
+		header["Accept-Language"] = languages
+	}
+	switch {
+	case q.login:
+		header[headerUsername] = []string{url.QueryEscape(q.username)}
+	case q.token != "" && len(q.token) <= maxToken:
+		header[headerToken] = []string{url.QueryEscape(q.token)}
+	}
+	call.Header = header
+	if len(uri)+len(forwardedFor(req))+len(forwardedHost(req))+len(strings.Join(languages, ",")) > maxQuestion {
+		return nil, errors.New("the request's path and headers are too long to ask about")
+	}
+	return call, nil
+}
+
+// The entry point has removed X-Forwarded-* of clients that are not trusted, and has set what follows except
+// for the client's address, which Traefik appends only after the plugins.
+
+func forwardedProto(req *http.Request) string {
+	switch proto := req.Header.Get("X-Forwarded-Proto"); {
+	case proto != "":
+		return proto
+	case req.TLS != nil:
+		return "https"
+	}
+	return "http"
+}
+
+func forwardedHost(req *http.Request) string {
+	if host := req.Header.Get("X-Forwarded-Host"); host != "" {
+		return host
+	}
+	return req.Host
+}
+
+func forwardedFor(req *http.Request) string {
+	client, _, err := net.SplitHostPort(req.RemoteAddr)
+	if err != nil {
+		client = req.RemoteAddr
+	}
+	if before := req.Header["X-Forwarded-For"]; len(before) > 0 {
+		return strings.Join(before, ", ") + ", " + client
+	}
+	return client
+}
+
+// exchange does one round trip: redirects are answers, not orders.
+func (c *client) exchange(call *http.Request) (*answer, error) {
+	response, err := c.transport.RoundTrip(call)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	if err != nil {
+		return nil, err
+	}
+	return &answer{status: response.StatusCode, header: response.Header, body: body}, nil
+}
+
+// verify tells the binding service's answers from those of anything else at or before its address (a wrong
+// secret, a proxy's 502 or login page): these must neither reach the client nor choose its node.
+func (a *answer) verify() error {
+	switch {
+	case a.forward():
+		if nodes := a.header[headerNode]; len(nodes) != 1 || nodes[0] == "" {
+			return errors.New("status 200 without exactly one " + headerNode)
+		}
+	case a.header.Get(headerReason) == "" || a.status < 200:
+		return fmt.Errorf("status %d without %s", a.status, headerReason)
+	case len(a.body) > maxAnswer:
+		return fmt.Errorf("status %d with more than %d bytes", a.status, maxAnswer)
+	}
+	return nil
+}
+
+// hopByHop headers, with Date and Content-Length, belong to the connection that carried the answer.
+var hopByHop = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Date", "Content-Length"}
+
+// send gives a rejection to the client.
+func (a *answer) send(rw http.ResponseWriter) {
+	status := a.status
+	if a.header.Get(headerClientStatus) == "200" {
+		status = http.StatusOK
+	}
+	for _, value := range a.header["Connection"] {
+		for _, name := range strings.Split(value, ",") {
+			a.header.Del(textproto.TrimString(name))
+		}
+	}
+	for _, name := range hopByHop {
+		delete(a.header, name)
+	}
+	delete(a.header, headerClientStatus)
+	delete(a.header, headerRequest) // set already, and what the client and the node know
+	for name, values := range a.header {
+		rw.Header()[name] = values
+	}
+	rw.WriteHeader(status)
+	io.Copy(rw, bytes.NewReader(a.body))
+}
+
+// complain logs why there is no decision, at most once a second: the failures of one outage are alike.
+func (c *client) complain(requestID string, err error) {
+	now, last := time.Now().UnixNano(), c.complainedAt.Load()
+	if now-last < int64(time.Second) || !c.complainedAt.CompareAndSwap(last, now) {
+		return
+	}
+	log.Printf("homenode: request %s: binding service %s: %v", requestID, c.base, err)
+}

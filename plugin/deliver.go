@@ -1,0 +1,196 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/rand"
+	"net/http"
+	"time"
+)
+
+const (
+	// maxPending bounds the logins that wait for a binding service that does not take them.
+	maxPending = 1000
+	// postTimeout bounds one attempt to deliver a login.
+	postTimeout = 5 * time.Second
+
+	firstPause   = 100 * time.Millisecond
+	longestPause = 5 * time.Second
+)
+
+// errRefused: the binding service will never take this login.
+var errRefused = errors.New("refused")
+
+// pendingLogin is a login on its way to the binding service.
+type pendingLogin struct {
+	key       string
+	requestID string
+	body      []byte
+	// idempotencyKey is the same for all attempts, and lets the transport repeat one whose connection turns
+	// out to be dead.
+	idempotencyKey string
+	// done is closed when the login was taken, or refused for good.
+	done chan struct{}
+}
+
+// tokenKey names a token without holding it.
+func tokenKey(service, token string) string {
+	sum := sha256.Sum256([]byte(service + "\x00" + token))
+	return hex.EncodeToString(sum[:])
+}
+
+// postLogin delivers a login and returns when that is done, or after wait at the latest; then it goes on in the
+// background until the binding service has taken it. No client can cancel it.
+func (c *client) postLogin(result loginResult, wait time.Duration) {
+	body, err := json.Marshal(result)
+	if err != nil {
+		panic(err) // texts only
+	}
+	p := &pendingLogin{
+		key:            tokenKey(result.Service, result.Token),
+		requestID:      result.RequestID,
+		body:           body,
+		idempotencyKey: newID(),
+		done:           make(chan struct{}),
+	}
+	if !c.addPending(p) {
+		log.Printf("homenode: request %s: %d logins wait for the binding service, this one is tried only once", p.requestID, maxPending)
+		if err := c.post(p, wait); err != nil {
+			log.Printf("homenode: request %s: login not bound: %v", p.requestID, err)
+		}
+		return
+	}
+	go c.deliver(p)
+
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		log.Printf("homenode: request %s: login answered before its binding, which goes on in the background", p.requestID)
+	}
+}
+
+// deliver tries until the login is taken or refused, and ends with that.
+func (c *client) deliver(p *pendingLogin) {
+	defer c.removePending(p)
+	defer func() {
+		if cause := recover(); cause != nil {
+			log.Printf("homenode: request %s: login not bound: %v", p.requestID, cause)
+		}
+	}()
+	pause := firstPause
+	for attempt := 1; ; attempt++ {
+		err := c.post(p, postTimeout)
+		if err == nil {
+			return
+		}
+		if errors.Is(err, errRefused) {
+			log.Printf("homenode: request %s: login not bound: %v", p.requestID, err)
+			return
+		}
+		if attempt == 1 {
+			log.Printf("homenode: request %s: login not bound yet, trying on: %v", p.requestID, err)
+		}
+		// Between half the pause and all of it, so that the logins of an outage do not come back as one.
+		time.Sleep(pause/2 + time.Duration(rand.Int63n(int64(pause/2))))
+		if pause *= 2; pause > longestPause {
+			pause = longestPause
+		}
+	}
+}
+
+// post makes one attempt. The error is errRefused if another one is no use.
+func (c *client) post(p *pendingLogin, timeout time.Duration) error {
+	// Not the request's context: a client that disconnects has logged in all the same.
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	call, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+"/v1/logins", bytes.NewReader(p.body))
+	if err != nil {
+		return err
+	}
+	call.Header = http.Header{
+		"Authorization":   []string{c.authorization},
+		"Content-Type":    []string{"application/json"},
+		"Idempotency-Key": []string{p.idempotencyKey},
+		"User-Agent":      []string{"homenode-plugin"},
+		headerRequest:     []string{p.requestID},
+	}
+	response, err := c.transport.RoundTrip(call)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	// Read, so that the connection can be used again.
+	io.Copy(io.Discard, io.LimitReader(response.Body, maxAnswer))
+
+	switch status := response.StatusCode; status {
+	case http.StatusOK:
+		return nil
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		// These say nothing about the login: the secret is being changed, or there is too much at once.
+		return fmt.Errorf("status %d", status)
+	default:
+		if status >= 400 && status < 500 {
+			return fmt.Errorf("%w: status %d", errRefused, status)
+		}
+		return fmt.Errorf("status %d", status)
+	}
+}
+
+// addPending registers the login, or returns false if there are too many.
+func (c *client) addPending(p *pendingLogin) bool {
+	c.pendingMutex.Lock()
+	defer c.pendingMutex.Unlock()
+	if c.pendingCount.Load() >= maxPending {
+		return false
+	}
+	c.pending[p.key] = p
+	c.pendingCount.Add(1)
+	return true
+}
+
+// removePending ends the login's registration, and with it the wait of its token's requests.
+func (c *client) removePending(p *pendingLogin) {
+	c.pendingMutex.Lock()
+	defer c.pendingMutex.Unlock()
+	// The same token may have been given out again by a later login, whose entry stays.
+	if c.pending[p.key] == p {
+		delete(c.pending, p.key)
+	}
+	c.pendingCount.Add(-1)
+	close(p.done)
+}
+
+// awaitLogin returns at once unless the token's login is still on its way to the binding service. That would not
+// know the token, and call the request anonymous, and the node it were sent to could be any: so the request
+// waits, and is rejected when the login has not arrived within timeout.
+func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Duration) error {
+	if c.pendingCount.Load() == 0 {
+		return nil
+	}
+	c.pendingMutex.Lock()
+	p := c.pending[tokenKey(q.service, q.token)]
+	c.pendingMutex.Unlock()
+	if p == nil {
+		return nil
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return errClientGone
+	case <-timer.C:
+		c.complain(q.requestID, errors.New("the login of this token has not been taken yet"))
+		return errUnavailable
+	}
+}

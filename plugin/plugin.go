@@ -1,0 +1,183 @@
+// Package plugin is Homenode's enforcement point inside Traefik: it deletes the headers that only the
+// gateway may set, asks the binding service which node a request belongs to, marks the request for that
+// node's child router, and reports successful logins before the client can see their token. All thinking
+// is the binding service's.
+//
+// Traefik interprets this package with Yaegi: standard library only, no generics, and every interpreted
+// call costs, so that the path of an ordinary request is a few calls of compiled library code.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+const (
+	headerNode     = "X-Gateway-Node"
+	headerReason   = "X-Gateway-Reason"
+	headerRequest  = "X-Request-Id"
+	headerPool     = "X-Homenode-Pool"
+	headerService  = "X-Homenode-Service"
+	headerToken    = "X-Homenode-Token"
+	headerUsername = "X-Homenode-Username"
+	// headerClientStatus: "200" on a rejection asks for HTTP 200, for clients that read only business codes.
+	headerClientStatus = "X-Homenode-Client-Status"
+
+	// statusClientClosedRequest is what Traefik itself records for a client that went away.
+	statusClientClosedRequest = 499
+)
+
+// Config is one middleware's settings, as Traefik decodes them. Durations are Go duration texts.
+type Config struct {
+	// Service is the id of the service whose requests pass here. Required.
+	Service string `json:"service,omitempty"`
+	// Endpoint is the binding service: http://host[:port][/base], https://… or unix:///path. Required.
+	Endpoint string `json:"endpoint,omitempty"`
+	// Secret is shared with the binding service, at least 16 characters. Without Secret and SecretFile the
+	// environment decides: HOMENODE_SECRET, else HOMENODE_SECRET_FILE.
+	Secret string `json:"secret,omitempty"`
+	// SecretFile holds the secret; space around it is ignored.
+	SecretFile string `json:"secretFile,omitempty"`
+	// Timeout bounds one question to the binding service ("2s").
+	Timeout string `json:"timeout,omitempty"`
+	// BindTimeout bounds how long a login response waits for its binding ("1s").
+	BindTimeout string `json:"bindTimeout,omitempty"`
+	// LoginPath is the full path of the login; a POST to exactly this path is one. Empty: no login.
+	LoginPath string `json:"loginPath,omitempty"`
+	// LogoutPath is the full path of the logout.
+	LogoutPath string `json:"logoutPath,omitempty"`
+	// Login says where a login's JSON carries what.
+	Login Login `json:"login,omitempty"`
+	// TokenSources are tried in order: "header:NAME", "bearer", "cookie:NAME", "query:NAME".
+	TokenSources []string `json:"tokenSources,omitempty"`
+	// StripHeaders are deleted from the client's requests in addition to the gateway's own.
+	StripHeaders []string `json:"stripHeaders,omitempty"`
+	// Messages is the language, zh or en, for clients whose Accept-Language decides nothing.
+	Messages string `json:"messages,omitempty"`
+}
+
+// Login holds field paths, dotted, into the JSON of a login request (Username) and of its response (all others).
+type Login struct {
+	Username string `json:"username,omitempty"`
+	Code     string `json:"code,omitempty"`
+	// Success lists the values of Code, as texts, that mean success.
+	Success []string `json:"success,omitempty"`
+	Token   string   `json:"token,omitempty"`
+	UserID  string   `json:"userId,omitempty"`
+	// ResponseUsername may be empty: users are then bound by their id alone.
+	ResponseUsername string `json:"responseUsername,omitempty"`
+}
+
+// CreateConfig returns the defaults. Lists are left empty and get theirs in New: Traefik's decoder writes a
+// shorter list over the head of a default one and would keep its tail.
+func CreateConfig() *Config {
+	return &Config{
+		Timeout:     "2s",
+		BindTimeout: "1s",
+		Login: Login{
+			Username:         "username",
+			Code:             "code",
+			Token:            "data.token",
+			UserID:           "data.userId",
+			ResponseUsername: "data.username",
+		},
+		Messages: languageChinese,
+	}
+}
+
+// Middleware serves the requests of one router. Everything that outlives a request is the client's, which
+// all middlewares with the same endpoint and secret share.
+type Middleware struct {
+	next        http.Handler
+	service     string
+	client      *client
+	timeout     time.Duration
+	bindTimeout time.Duration
+	loginPath   string
+	login       loginFields
+	sources     []tokenSource
+	guarded     *guardedHeaders
+	language    string
+}
+
+// New returns the middleware called name, or an error that names every wrong setting, each on a line of its
+// own. It dials nothing. Traefik calls it again at every change of any configuration and cancels ctx while
+// requests still run, so that ctx serves nothing here. A panic would freeze Traefik's dynamic configuration:
+// it becomes an error.
+func New(_ context.Context, next http.Handler, config *Config, name string) (handler http.Handler, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			handler, err = nil, fmt.Errorf("homenode middleware %s: %v", name, cause)
+		}
+	}()
+	if next == nil || config == nil {
+		return nil, fmt.Errorf("homenode middleware %s: no next handler or no configuration", name)
+	}
+	s, err := config.verify()
+	if err != nil {
+		return nil, fmt.Errorf("homenode middleware %s: %w", name, err)
+	}
+	return &Middleware{
+		next:        next,
+		service:     config.Service,
+		client:      clientFor(s.endpoint, s.secret),
+		timeout:     s.timeout,
+		bindTimeout: s.bindTimeout,
+		loginPath:   config.LoginPath,
+		login:       s.login,
+		sources:     s.sources,
+		guarded:     s.guarded,
+		language:    s.language,
+	}, nil
+}
+
+// ServeHTTP routes one request: no header of the client's can pass for one of the gateway's, a request with a
+// token or a login goes where the binding service says or is answered with 503, and anonymous requests fall
+// back to Traefik's own pool of nodes when the binding service cannot be reached.
+func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	m.guarded.strip(req.Header)
+	q := question{requestID: requestID(req.Header), service: m.service}
+	rw.Header().Set(headerRequest, q.requestID)
+
+	if m.isLogin(req) {
+		q.login = true
+		q.username = m.readUsername(req, q.requestID)
+	} else {
+		q.token = m.token(req)
+	}
+
+	a, err := m.decide(req, &q)
+	switch {
+	case errors.Is(err, errClientGone):
+		rw.WriteHeader(statusClientClosedRequest)
+	case err != nil && q.anonymous():
+		req.Header.Set(headerPool, m.service)
+		m.next.ServeHTTP(rw, req)
+	case err != nil:
+		m.sendUnavailable(rw, req, q.requestID)
+	case !a.forward():
+		a.send(rw)
+	case q.login:
+		m.guarded.set(req.Header, a.header)
+		m.serveLogin(rw, req, &q)
+	default:
+		m.guarded.set(req.Header, a.header)
+		// The very rw that Traefik gave: wrapped by interpreted code it would lose Flush, and event streams
+		// would arrive in one piece.
+		m.next.ServeHTTP(rw, req)
+	}
+}
+
+// decide finds out what is to become of the request. It asks for every request: the local cache of decisions
+// (cache.go) goes between the wait for a pending login and the question.
+func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
+	if q.token != "" {
+		if err := m.client.awaitLogin(req.Context(), q, m.timeout); err != nil {
+			return nil, err
+		}
+	}
+	return m.client.ask(req, q, m.timeout)
+}
