@@ -92,8 +92,7 @@ func (r *Registry) Snapshot() *Snapshot {
 	if s := r.snapshot.Load(); s != nil {
 		return s
 	}
-	empty, _ := newSnapshot(nil, nil)
-	return empty
+	return NewSnapshot(nil, nil)
 }
 
 // Run seeds and loads the registry, waiting for the store as long as it takes,

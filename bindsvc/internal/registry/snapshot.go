@@ -16,6 +16,12 @@ type Snapshot struct {
 	ofSvc    map[string][]gateway.Node // by service id, ordered by node id
 }
 
+// NewSnapshot makes a snapshot of what passes Verify.
+func NewSnapshot(services []gateway.Service, nodes []gateway.Node) *Snapshot {
+	snapshot, _ := newSnapshot(services, nodes)
+	return snapshot
+}
+
 // newSnapshot indexes services and nodes. What does not pass Verify is left out
 // and reported: a row made by hand must not take the others down.
 func newSnapshot(services []gateway.Service, nodes []gateway.Node) (*Snapshot, []error) {

@@ -1,0 +1,338 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/homenode/homenode/bindsvc/internal/binding"
+	"github.com/homenode/homenode/bindsvc/internal/config"
+	"github.com/homenode/homenode/bindsvc/internal/decide"
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/httpapi"
+	"github.com/homenode/homenode/bindsvc/internal/outage"
+	"github.com/homenode/homenode/bindsvc/internal/postgres"
+	"github.com/homenode/homenode/bindsvc/internal/redis"
+	"github.com/homenode/homenode/bindsvc/internal/registry"
+	"github.com/homenode/homenode/bindsvc/internal/session"
+	"github.com/homenode/homenode/bindsvc/internal/sqlite"
+	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
+)
+
+// How long one request may wait for a store, and for how long nobody asks a store
+// that made a request wait in vain. Together they stay below the plugin's 2 s.
+const (
+	storeLimit = time.Second
+	cacheLimit = 500 * time.Millisecond
+	storePause = time.Second
+)
+
+// stores are the adapters of one mode.
+type stores struct {
+	durable   gateway.Store
+	tokens    gateway.TokenCache
+	authority gateway.Tokens     // nil = none
+	routes    gateway.RouteCache // nil = none
+	prepare   func(context.Context) error
+	close     func() error
+}
+
+// Serve runs the binding service until ctx ends, then finishes the requests that
+// run. It returns an error for settings that cannot work; a store that is down is
+// waited for.
+func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
+	if c.Embedded() {
+		if err := completeEmbedded(&c, log); err != nil {
+			return err
+		}
+	}
+	listeners, err := listen(c)
+	if err != nil {
+		return err
+	}
+	defer listeners.close()
+	st, err := openStores(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := st.close(); err != nil {
+			log.Error("store not closed cleanly", "error", err)
+		}
+	}()
+
+	nodes := registry.New(st.durable, registry.Options{
+		PollInterval: time.Duration(c.Registry.PollInterval),
+		Propagation:  time.Duration(c.Traefik.PollInterval) + traefikThrottle,
+		Seed:         c.Seed,
+		Health: registry.HealthOptions{
+			Interval: time.Duration(c.Health.Interval), Timeout: time.Duration(c.Health.Timeout),
+			Failures: c.Health.Failures, Successes: c.Health.Successes,
+		},
+	}, log, time.Now)
+	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), log, time.Now)
+	bindings := binding.NewDirectory(st.durable, st.routes, gate(storeLimit), gate(cacheLimit), log)
+	options, err := serverOptions(c)
+	if err != nil {
+		return err
+	}
+	server := httpapi.New(options, nodes, decide.New(nodes, sessions, bindings), sessions, bindings, st.durable, log)
+
+	// Two lives: what answers requests ends first, what it needs ends after.
+	background, stopBackground := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopBackground()
+	needed, neededCtx := errgroup.WithContext(background)
+	needed.Go(func() error { return sessions.Run(neededCtx) })
+	needed.Go(func() error {
+		if err := waitFor(neededCtx, st.prepare, log); err != nil {
+			return nil //nolint:nilerr // ended while the store was down: a normal end
+		}
+		follow, followCtx := errgroup.WithContext(neededCtx)
+		follow.Go(func() error { return nodes.Run(followCtx) })
+		follow.Go(func() error { return followChanges(followCtx, st.durable, bindings, nodes) })
+		return follow.Wait()
+	})
+	err = serveHTTP(ctx, listeners, server, time.Duration(c.Shutdown), log)
+	stopBackground()
+	return errors.Join(err, needed.Wait())
+}
+
+// traefikThrottle is how much later than its poll Traefik may apply a
+// configuration (providersThrottleDuration, 2 s by default), and a second more.
+const traefikThrottle = 3 * time.Second
+
+func gate(limit time.Duration) *outage.Gate { return &outage.Gate{Limit: limit, Pause: storePause} }
+
+// completeEmbedded makes the data folder and the secrets that the embedded mode
+// keeps there when the settings name none.
+func completeEmbedded(c *config.Config, log *slog.Logger) error {
+	if err := ensureDir(c.DataDir); err != nil {
+		return err
+	}
+	for _, kept := range []struct {
+		secret *config.Secret
+		file   string
+	}{{&c.Secret, "secret"}, {&c.AdminToken, "admin-token"}} {
+		if *kept.secret != "" {
+			continue
+		}
+		secret, err := keptSecret(c.DataDir, kept.file)
+		if err != nil {
+			return err
+		}
+		*kept.secret = secret
+		log.Info("secret kept in the data folder", "file", filepath.Join(c.DataDir, kept.file))
+	}
+	return nil
+}
+
+func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores, error) {
+	if c.Embedded() {
+		store, err := sqlite.Open(ctx, filepath.Join(c.DataDir, "homenode.db"), sqlite.Options{TokenTTL: time.Duration(c.Token.CacheTTL)})
+		if err != nil {
+			return stores{}, err
+		}
+		return stores{
+			durable: store, tokens: store, close: store.Close,
+			prepare: func(context.Context) error { return nil },
+		}, nil
+	}
+	store, err := postgres.Open(ctx, postgresConfig(c))
+	if err != nil {
+		return stores{}, usageError{err}
+	}
+	client, err := redis.Open(redis.Config{
+		URL: string(c.RedisURL), Host: c.RedisHost, Port: c.RedisPort, Password: string(c.RedisPass), Database: c.RedisDB,
+		SentinelMaster: c.Redis.SentinelMaster, Sentinels: c.Redis.Sentinels, Cluster: c.Redis.Cluster,
+		TokenTTL: time.Duration(c.Token.CacheTTL), SlidingTokens: !c.SaToken.Enabled,
+	}, log)
+	if err != nil {
+		return stores{}, errors.Join(usageError{err}, store.Close())
+	}
+	st := stores{
+		durable: store, tokens: client.Tokens(), routes: client.Routes(),
+		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c)) },
+		close:   func() error { return errors.Join(client.Close(), store.Close()) },
+	}
+	if c.SaToken.Enabled {
+		st.authority = client.SaToken(redis.SaTokenConfig{
+			TokenName: c.SaToken.TokenName, LoginType: c.SaToken.LoginType, ActiveTimeout: time.Duration(c.SaToken.ActiveTimeout),
+		})
+	}
+	return st, nil
+}
+
+// waitFor runs prepare until it succeeds or ctx ends.
+func waitFor(ctx context.Context, prepare func(context.Context) error, log *slog.Logger) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) { return struct{}{}, prepare(ctx) },
+		backoff.WithBackOff(&backoff.ExponentialBackOff{
+			InitialInterval: 100 * time.Millisecond, Multiplier: 2, RandomizationFactor: 0.2, MaxInterval: 2 * time.Second,
+		}), backoff.WithMaxElapsedTime(0), backoff.WithNotify(func(err error, next time.Duration) {
+			log.Warn("waiting for the database", "error", err, "again_in", next)
+		}))
+	return err
+}
+
+// followChanges hands every change of the store to whoever keeps a copy.
+func followChanges(ctx context.Context, feed gateway.ChangeFeed, bindings *binding.Directory, nodes *registry.Registry) error {
+	return feed.Follow(ctx,
+		func(live bool) {
+			bindings.Live(ctx, live)
+			if live {
+				nodes.RefreshSoon()
+			}
+		},
+		func(change gateway.Change) {
+			if change.Kind == gateway.ChangeRegistry {
+				nodes.RefreshSoon()
+				return
+			}
+			bindings.Changed(ctx, change)
+		})
+}
+
+func serverOptions(c config.Config) (httpapi.Options, error) {
+	endpoint, err1 := c.PluginEndpoint()
+	serviceURL, err2 := c.ServiceURL()
+	whitelist, err3 := config.Prefixes("admin.ipWhitelist", c.Admin.IPWhitelist)
+	proxies, err4 := config.Prefixes("admin.trustedProxies", c.Admin.TrustedProxies)
+	adminURL := ""
+	var err5 error
+	if c.Admin.Enabled {
+		adminURL, err5 = c.AdminURL()
+	}
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return httpapi.Options{}, usageError{err}
+	}
+	return httpapi.Options{
+		Secret: string(c.Secret), AdminToken: string(c.AdminToken), AdminEnabled: c.Admin.Enabled,
+		AdminWhitelist: whitelist, TrustedProxies: proxies,
+		TokenSources: c.Token.Sources, MaxAge: time.Duration(c.Decision.MaxAge), StaleIfError: time.Duration(c.Decision.StaleIfError),
+		Messages: c.Messages, TraefikPoll: time.Duration(c.Traefik.PollInterval),
+		Traefik: traefikconf.Settings{
+			Plugin: c.Traefik.Plugin, Endpoint: endpoint, ServiceURL: serviceURL, AdminURL: adminURL,
+			EntryPoints: c.Traefik.EntryPoints, Rule: c.Traefik.Rule, TLS: c.Traefik.TLS, NoRoute: c.Traefik.NoRoute,
+			CircuitBreaker: c.Traefik.CircuitBreaker, TokenSources: c.Token.Sources, StripHeaders: c.Traefik.StripHeaders,
+			Messages: c.Messages,
+		},
+	}, nil
+}
+
+// listeners are the sockets of one process.
+type listeners struct {
+	internal []net.Listener
+	admin    net.Listener
+}
+
+func (l listeners) close() {
+	for _, listener := range append(l.internal, l.admin) {
+		if listener != nil {
+			_ = listener.Close()
+		}
+	}
+}
+
+func listen(c config.Config) (l listeners, err error) {
+	defer func() {
+		if err != nil {
+			l.close()
+			err = usageError{err}
+		}
+	}()
+	for _, address := range c.Listen {
+		listener, err := listenAt(address)
+		if err != nil {
+			return l, fmt.Errorf("listen (HOMENODE_LISTEN): %w", err)
+		}
+		l.internal = append(l.internal, listener)
+	}
+	if l.admin, err = listenAt(c.AdminListen); err != nil {
+		return l, fmt.Errorf("adminListen (HOMENODE_ADMIN_LISTEN): %w", err)
+	}
+	return l, nil
+}
+
+func listenAt(address string) (net.Listener, error) {
+	path, isSocket := strings.CutPrefix(address, "unix://")
+	if !isSocket {
+		return net.Listen("tcp", address)
+	}
+	// A socket file that nobody listens at is what a killed process left behind.
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%s: another process listens there", path)
+	}
+	if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		_ = os.Remove(path)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return listener, os.Chmod(path, 0o660)
+}
+
+// localURL is where the first TCP listener is reached from this machine.
+func localURL(addresses []string) string {
+	for _, address := range addresses {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			continue
+		}
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			host = "127.0.0.1"
+		}
+		return "http://" + net.JoinHostPort(host, port)
+	}
+	return ""
+}
+
+// serveHTTP answers until ctx ends, then lets the requests that run finish, for
+// at most limit.
+func serveHTTP(ctx context.Context, l listeners, handlers *httpapi.Server, limit time.Duration, log *slog.Logger) error {
+	internal, admin := newServer(handlers.Internal(), log), newServer(handlers.Admin(), log)
+	failed := make(chan error, len(l.internal)+1)
+	serve := func(server *http.Server, listener net.Listener) {
+		go func() {
+			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		}()
+	}
+	for _, listener := range l.internal {
+		serve(internal, listener)
+		log.Info("listening", "address", listener.Addr().String(), "what", "internal: /v1, /metrics, /healthz, /readyz")
+	}
+	serve(admin, l.admin)
+	log.Info("listening", "address", l.admin.Addr().String(), "what", "admin: "+gateway.AdminPrefix)
+
+	var err error
+	select {
+	case <-ctx.Done():
+		log.Info("stopping: requests that run are finished first")
+	case err = <-failed:
+	}
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	return errors.Join(err, internal.Shutdown(shutdown), admin.Shutdown(shutdown))
+}
+
+func newServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       time.Minute,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
