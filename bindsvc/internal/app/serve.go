@@ -81,7 +81,9 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 		},
 	}, log, time.Now)
 	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), log, time.Now)
+	defer sessions.Close()
 	bindings := binding.NewDirectory(st.durable, st.routes, gate(storeLimit), gate(cacheLimit), log)
+	defer bindings.Close()
 	options, err := serverOptions(c)
 	if err != nil {
 		return err

@@ -73,6 +73,9 @@ func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, storeGate, 
 	}
 }
 
+// Close ends what the Directory runs in the background.
+func (d *Directory) Close() { d.local.StopAllGoroutines() }
+
 // ByUser returns the route of a user id. gateway.ErrNotFound means that the
 // durable store has none; any other error that it could not be asked.
 func (d *Directory) ByUser(ctx context.Context, serviceID, userID string) (gateway.Route, error) {

@@ -22,16 +22,23 @@ type Bindings interface {
 	BindIfAbsent(ctx context.Context, login gateway.Login) (gateway.BindResult, error)
 }
 
+// Nodes knows services, nodes and their health (package registry).
+type Nodes interface {
+	Snapshot() *registry.Snapshot
+	Usable(serviceID, nodeID string) error
+	Place(serviceID string) (nodeID string, err error)
+}
+
 // Decider decides. It is safe for concurrent use.
 type Decider struct {
-	registry *registry.Registry
+	nodes    Nodes
 	sessions Sessions
 	bindings Bindings
 }
 
 // New makes a Decider.
-func New(registry *registry.Registry, sessions Sessions, bindings Bindings) *Decider {
-	return &Decider{registry: registry, sessions: sessions, bindings: bindings}
+func New(nodes Nodes, sessions Sessions, bindings Bindings) *Decider {
+	return &Decider{nodes: nodes, sessions: sessions, bindings: bindings}
 }
 
 // Decide returns where the request goes, or a *gateway.Error that says why nowhere.
@@ -58,7 +65,7 @@ func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Deci
 }
 
 func (d *Decider) service(req gateway.Request) (gateway.Service, error) {
-	snapshot := d.registry.Snapshot()
+	snapshot := d.nodes.Snapshot()
 	service, ok := snapshot.Service(req.ServiceID)
 	if req.ServiceID == "" {
 		service, ok = snapshot.ServiceAt(req.Path)
@@ -82,14 +89,14 @@ func (d *Decider) login(ctx context.Context, service gateway.Service, username s
 	case err != nil:
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
-	if err := d.registry.Usable(service.ID, route.NodeID); err != nil {
+	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
 	return gateway.Decision{ServiceID: service.ID, NodeID: route.NodeID, Epoch: route.Epoch}, nil
 }
 
 func (d *Decider) anonymous(service gateway.Service) (gateway.Decision, error) {
-	nodeID, err := d.registry.Place(service.ID)
+	nodeID, err := d.nodes.Place(service.ID)
 	if err != nil {
 		return gateway.Decision{}, err
 	}
@@ -108,7 +115,7 @@ func (d *Decider) user(ctx context.Context, service gateway.Service, userID stri
 		}
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
-	if err := d.registry.Usable(service.ID, route.NodeID); err != nil {
+	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
 	return gateway.Decision{ServiceID: service.ID, NodeID: route.NodeID, UserID: userID, Epoch: route.Epoch, Cacheable: true}, nil

@@ -109,11 +109,15 @@ func requestID(c echo.Context) string {
 	return id
 }
 
-// authenticate lets callers in that know the shared secret.
+// authenticate lets callers in that know the shared secret. Its refusal carries no
+// X-Gateway-Reason: it is for the operator of the caller, and a plugin must not
+// take it for a verdict on the client.
 func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if s.opts.Secret == "" || !matches(bearer(c.Request().Header.Get("Authorization")), s.secret) {
-			return &gateway.Error{Reason: gateway.Unauthenticated, Detail: "shared secret"}
+			s.log.WarnContext(c.Request().Context(), "call with a wrong shared secret, or none", "path", c.Path(), "from", c.Request().RemoteAddr)
+			c.Response().Header().Set("WWW-Authenticate", "Bearer")
+			return c.JSON(http.StatusUnauthorized, envelope{Code: http.StatusUnauthorized, Message: "wrong shared secret", Data: nil})
 		}
 		return next(c)
 	}

@@ -64,6 +64,9 @@ func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, gate *outag
 	}
 }
 
+// Close ends what the Resolver runs in the background, apart from Run.
+func (r *Resolver) Close() { r.local.StopAllGoroutines() }
+
 // UserByToken returns the user id of a token. gateway.ErrNotFound means that
 // every store was asked and none knows the token; any other error that one
 // could not be asked and this instance does not know the token by itself.
