@@ -1,0 +1,421 @@
+package httpapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/homenode/homenode/bindsvc/internal/binding"
+	"github.com/homenode/homenode/bindsvc/internal/decide"
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/httpapi"
+	"github.com/homenode/homenode/bindsvc/internal/outage"
+	"github.com/homenode/homenode/bindsvc/internal/registry"
+	"github.com/homenode/homenode/bindsvc/internal/session"
+	"github.com/homenode/homenode/bindsvc/internal/sqlite"
+	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
+)
+
+const (
+	secret     = "a-test-secret-of-32-characters-0"
+	adminToken = "an-admin-token-of-32-characters0"
+)
+
+// bundle is a whole binding service over the embedded store, without sockets.
+type bundle struct {
+	internal http.Handler
+	admin    http.Handler
+	store    gateway.Store
+	nodes    *registry.Registry
+}
+
+func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	store, err := sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "homenode.db"), sqlite.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	backend := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(backend.Close)
+	nodes := registry.New(store, registry.Options{
+		PollInterval: time.Hour,
+		Health:       registry.HealthOptions{Interval: time.Hour, Timeout: time.Second, Failures: 3, Successes: 1},
+		Seed: func() ([]gateway.Service, []gateway.Node) {
+			return []gateway.Service{{ID: "ai", PathPrefix: "/js/a", LoginPath: "/sys/login", HealthPath: "/h", Enabled: true, Login: gateway.DefaultLoginFields()}},
+				[]gateway.Node{{ID: "n1", ServiceID: "ai", BaseURL: backend.URL, Enabled: true}, {ID: "n2", ServiceID: "ai", BaseURL: backend.URL, Enabled: true}}
+		},
+	}, log, time.Now)
+	gate := func() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: time.Second} }
+	sessions := session.NewResolver(store, nil, gate(), log, time.Now)
+	t.Cleanup(sessions.Close)
+	bindings := binding.NewDirectory(store, nil, gate(), gate(), log)
+	t.Cleanup(bindings.Close)
+	bindings.Live(context.Background(), true)
+	options := httpapi.Options{
+		Secret: secret, AdminToken: adminToken, AdminEnabled: true, Messages: "zh",
+		TokenSources: []string{"header:x-token", "bearer", "cookie:x-token", "query:x-token"},
+		MaxAge:       time.Minute, StaleIfError: 5 * time.Minute, TraefikPoll: 5 * time.Second,
+		Traefik: traefikconf.Settings{Plugin: "homenode", Endpoint: "http://127.0.0.1:9090", ServiceURL: "http://127.0.0.1:9090", EntryPoints: []string{"web"}},
+	}
+	if change != nil {
+		change(&options)
+	}
+	server := httpapi.New(options, nodes, decide.New(nodes, sessions, bindings), sessions, bindings, store, log)
+	b := &bundle{internal: server.Internal(), admin: server.Admin(), store: store, nodes: nodes}
+
+	require.Equal(t, http.StatusServiceUnavailable, b.v1(http.MethodGet, "/v1/traefik", nil, "").Code, "not before the registry is loaded")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- nodes.Run(ctx) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	<-nodes.Ready()
+	return b
+}
+
+func send(handler http.Handler, method, target string, header map[string]string, body string) *httptest.ResponseRecorder {
+	request := httptest.NewRequest(method, target, strings.NewReader(body))
+	for name, value := range header {
+		request.Header.Set(name, value)
+	}
+	recorder := httptest.NewRecorder()
+	handler.ServeHTTP(recorder, request)
+	return recorder
+}
+
+func (b *bundle) v1(method, target string, header map[string]string, body string) *httptest.ResponseRecorder {
+	all := map[string]string{"Authorization": "Bearer " + secret}
+	for name, value := range header {
+		all[name] = value
+	}
+	return send(b.internal, method, target, all, body)
+}
+
+func (b *bundle) decide(header map[string]string) *httptest.ResponseRecorder {
+	return b.v1(http.MethodGet, "/v1/decide", header, "")
+}
+
+func (b *bundle) call(method, path, body string) *httptest.ResponseRecorder {
+	return send(b.admin, method, "/gateway/admin"+path, map[string]string{"x-token": adminToken}, body)
+}
+
+type envelope struct {
+	Code    int             `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data"`
+}
+
+func open(t *testing.T, r *httptest.ResponseRecorder) (envelope, map[string]any) {
+	t.Helper()
+	var e envelope
+	require.NoError(t, json.Unmarshal(r.Body.Bytes(), &e), r.Body.String())
+	data := map[string]any{}
+	_ = json.Unmarshal(e.Data, &data)
+	return e, data
+}
+
+func requireRefused(t *testing.T, r *httptest.ResponseRecorder, reason gateway.Reason) {
+	t.Helper()
+	require.Equal(t, reason.Status(), r.Code, r.Body.String())
+	require.Equal(t, string(reason), r.Header().Get("X-Gateway-Reason"))
+	e, data := open(t, r)
+	require.Equal(t, r.Code, e.Code)
+	require.NotEmpty(t, e.Message)
+	require.Equal(t, string(reason), data["reason"])
+	require.Equal(t, r.Header().Get("X-Request-Id"), data["requestId"])
+}
+
+const annLogin = `{"service":"ai","node":"n2","username":"Ann","token":"t-ann","userId":"9007199254740993","loginUsername":"138","requestId":"r"}`
+
+func TestLoginThenDecide(t *testing.T) {
+	b := setup(t, nil)
+	r := b.v1(http.MethodPost, "/v1/logins", nil, annLogin)
+	require.Equal(t, http.StatusOK, r.Code, r.Body.String())
+	require.JSONEq(t, `{"node":"n2","created":true}`, r.Body.String())
+	r = b.v1(http.MethodPost, "/v1/logins", nil, strings.Replace(annLogin, `"n2"`, `"n1"`, 1))
+	require.JSONEq(t, `{"node":"n2","created":false}`, r.Body.String(), "idempotent, and the first writer has won")
+
+	for name, header := range map[string]map[string]string{
+		"from the plugin":        {"X-Homenode-Service": "ai", "X-Homenode-Token": url.QueryEscape("t-ann")},
+		"header":                 {"X-Forwarded-Uri": "/js/a/x", "x-token": "t-ann"},
+		"bearer":                 {"X-Forwarded-Uri": "/js/a/x", "X-Forwarded-Authorization": "bearer t-ann"},
+		"cookie":                 {"X-Forwarded-Uri": "/js/a/x", "Cookie": "a=b; x-token=t-ann"},
+		"query":                  {"X-Forwarded-Uri": "/js/a/x?x-token=t-ann"},
+		"a login by name":        {"X-Homenode-Service": "ai", "X-Homenode-Username": "ANN"},
+		"a login by typed alias": {"X-Homenode-Service": "ai", "X-Homenode-Username": "138"},
+	} {
+		r := b.decide(header)
+		require.Equal(t, http.StatusOK, r.Code, name)
+		require.Equal(t, "n2", r.Header().Get("X-Gateway-Node"), name)
+		require.Equal(t, "1", r.Header().Get("X-Binding-Epoch"), name)
+		require.Empty(t, r.Body.String(), name)
+		if strings.HasPrefix(name, "a login") {
+			require.Equal(t, "no-store", r.Header().Get("Cache-Control"), name)
+		} else {
+			require.Equal(t, "9007199254740993", r.Header().Get("X-User-Id"), name)
+			require.Equal(t, "private, max-age=60, stale-if-error=300", r.Header().Get("Cache-Control"), name)
+		}
+	}
+	anonymous := b.decide(map[string]string{"X-Homenode-Service": "ai"})
+	require.Equal(t, http.StatusOK, anonymous.Code)
+	require.Equal(t, "no-store", anonymous.Header().Get("Cache-Control"))
+	require.Empty(t, anonymous.Header().Get("X-User-Id"))
+}
+
+func TestRefusals(t *testing.T) {
+	b := setup(t, nil)
+	requireRefused(t, b.decide(map[string]string{"X-Forwarded-Uri": "/nowhere"}), gateway.NoRoute)
+	requireRefused(t, b.decide(map[string]string{"X-Forwarded-Uri": "/js/apple"}), gateway.NoRoute)
+	requireRefused(t, b.decide(nil), gateway.Validation)
+	requireRefused(t, b.decide(map[string]string{"X-Forwarded-Uri": "::"}), gateway.Validation)
+	requireRefused(t, b.decide(map[string]string{"X-Homenode-Service": "ai", "X-Homenode-Username": "%zz"}), gateway.Validation)
+	requireRefused(t, b.v1(http.MethodGet, "/v1/nothing", nil, ""), gateway.NotFound)
+	for name, body := range map[string]string{
+		"empty": "", "not JSON": "{", "an array": "[]", "two values": annLogin + annLogin, "unknown field": `{"services":"ai"}`,
+		"no user id": `{"service":"ai","node":"n1","token":"t"}`, "no token": `{"service":"ai","node":"n1","userId":"7"}`,
+		"no node": `{"service":"ai","userId":"7","token":"t"}`, "wrong type": `{"service":"ai","node":"n1","userId":7,"token":"t"}`,
+		"control character": `{"service":"ai","node":"n1","userId":"7\u0000","token":"t"}`,
+		"long name":         `{"service":"ai","node":"n1","userId":"7","token":"t","username":"` + strings.Repeat("a", 256) + `"}`,
+		"unknown service":   `{"service":"x","node":"n1","userId":"7","token":"t"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			requireRefused(t, b.v1(http.MethodPost, "/v1/logins", nil, body), gateway.Validation)
+		})
+	}
+	requireRefused(t, b.v1(http.MethodPost, "/v1/logins", nil, `{"token":"`+strings.Repeat("t", 1<<20)+`"}`), gateway.TooLarge)
+	requireRefused(t, b.v1(http.MethodPost, "/v1/logins", nil, `{"service":"ai","node":"n9","userId":"7","token":"t"}`), gateway.Conflict)
+}
+
+func TestTheSharedSecret(t *testing.T) {
+	b := setup(t, nil)
+	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer wrong", "Basic " + secret, secret} {
+		for _, path := range []string{"/v1/decide", "/v1/traefik"} {
+			r := send(b.internal, http.MethodGet, path, map[string]string{"Authorization": header}, "")
+			require.Equal(t, http.StatusUnauthorized, r.Code)
+			require.Empty(t, r.Header().Get("X-Gateway-Reason"), "no verdict on a client")
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz", "/metrics", "/v1/fallback?status=502&url=x"} {
+		require.NotEqual(t, http.StatusUnauthorized, send(b.internal, http.MethodGet, path, nil, "").Code, path)
+	}
+}
+
+func TestFallback(t *testing.T) {
+	b := setup(t, nil)
+	for status, want := range map[string]gateway.Reason{"502": gateway.NodeUnreachable, "503": gateway.Degraded, "504": gateway.NodeTimeout} {
+		r := send(b.internal, http.MethodGet, "/v1/fallback?status="+status+"&url=http%3A%2F%2Fx%2Fjs%2Fa", nil, "")
+		requireRefused(t, r, want)
+		require.NotEmpty(t, r.Header().Get("Retry-After"))
+	}
+	requireRefused(t, send(b.internal, http.MethodPost, "/v1/fallback/no-route", nil, "body"), gateway.NoRoute)
+	requireRefused(t, send(b.internal, http.MethodDelete, "/v1/fallback/not-known", nil, ""), gateway.NodeUnknown)
+	for _, status := range []string{"", "x", "200", "9999"} {
+		requireRefused(t, send(b.internal, http.MethodGet, "/v1/fallback?status="+status, nil, ""), gateway.Validation)
+	}
+}
+
+func TestLanguages(t *testing.T) {
+	b := setup(t, nil)
+	english := setup(t, func(o *httpapi.Options) { o.Messages = "en" })
+	message := func(b *bundle, accept string) string {
+		e, _ := open(t, send(b.internal, http.MethodGet, "/v1/fallback/no-route", map[string]string{"Accept-Language": accept}, ""))
+		return e.Message
+	}
+	for accept, zh := range map[string]bool{
+		"": true, "zh": true, "zh-CN,zh;q=0.9": true, "en": false, "en-US,en;q=0.9,zh;q=0.8": false, "fr": true,
+		"en;q=0.1, zh;q=0.9": true, "fr, en;q=0.5": false, "!!!": true, strings.Repeat("en,", 1000): true,
+	} {
+		require.Equal(t, zh, strings.Contains(message(b, accept), "不存在"), "%.40q", accept)
+	}
+	require.Contains(t, message(english, ""), "No service")
+	require.Contains(t, message(english, "zh"), "不存在")
+}
+
+func TestAdministrators(t *testing.T) {
+	b := setup(t, nil)
+	for _, header := range []map[string]string{nil, {"x-token": "wrong"}, {"x-token": secret}, {"Authorization": "Bearer wrong"}} {
+		requireRefused(t, send(b.admin, http.MethodGet, "/gateway/admin/status", header, ""), gateway.Unauthenticated)
+	}
+	require.Equal(t, http.StatusOK, send(b.admin, http.MethodGet, "/gateway/admin/status", map[string]string{"Authorization": "Bearer " + adminToken}, "").Code)
+
+	nobody := setup(t, func(o *httpapi.Options) { o.AdminToken = "" })
+	requireRefused(t, send(nobody.admin, http.MethodGet, "/gateway/admin/status", map[string]string{"x-token": ""}, ""), gateway.Unauthenticated)
+	off := setup(t, func(o *httpapi.Options) { o.AdminEnabled = false })
+	requireRefused(t, off.call(http.MethodGet, "/status", ""), gateway.NotFound)
+}
+
+func TestTheWhitelist(t *testing.T) {
+	prefixes := func(list ...string) (out []netip.Prefix) {
+		for _, text := range list {
+			out = append(out, netip.MustParsePrefix(text))
+		}
+		return out
+	}
+	tests := map[string]struct {
+		peer, forwarded string
+		allowed         bool
+	}{
+		"allowed":                           {"10.1.2.3:1", "", true},
+		"v6":                                {"[fd00::7]:1", "", true},
+		"v4-mapped":                         {"[::ffff:10.1.2.3]:1", "", true},
+		"another":                           {"192.0.2.1:1", "", false},
+		"forged by a peer that is no proxy": {"192.0.2.1:1", "10.1.2.3", false},
+		"through the proxy":                 {"127.0.0.1:1", "10.1.2.3", true},
+		"forged through the proxy":          {"127.0.0.1:1", "10.1.2.3, 192.0.2.1", false},
+		"through two proxies":               {"127.0.0.1:1", "10.1.2.3, 127.0.0.9", true},
+		"garbage":                           {"127.0.0.1:1", "10.1.2.3, x", false},
+		"the proxy itself":                  {"127.0.0.1:1", "", false},
+	}
+	b := setup(t, func(o *httpapi.Options) {
+		o.AdminWhitelist, o.TrustedProxies = prefixes("10.0.0.0/8", "fd00::/8"), prefixes("127.0.0.0/8")
+	})
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			request := httptest.NewRequest(http.MethodGet, "/gateway/admin/status", nil)
+			request.RemoteAddr = test.peer
+			request.Header.Set("x-token", adminToken)
+			if test.forwarded != "" {
+				request.Header.Set("X-Forwarded-For", test.forwarded)
+			}
+			recorder := httptest.NewRecorder()
+			b.admin.ServeHTTP(recorder, request)
+			if test.allowed {
+				require.Equal(t, http.StatusOK, recorder.Code)
+			} else {
+				requireRefused(t, recorder, gateway.Forbidden)
+			}
+		})
+	}
+}
+
+func TestServicesAndNodes(t *testing.T) {
+	b := setup(t, nil)
+	ok := func(r *httptest.ResponseRecorder) envelope {
+		t.Helper()
+		require.Equal(t, http.StatusOK, r.Code, r.Body.String())
+		e, _ := open(t, r)
+		require.Equal(t, 200, e.Code)
+		return e
+	}
+	ok(b.call(http.MethodPost, "/services", `{"id":"doc","name":"Docs","pathPrefix":"/doc","loginPath":"/login","healthPath":"/h","enabled":1}`))
+	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"doc","pathPrefix":"/doc2"}`), gateway.Conflict)
+	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"doc2","pathPrefix":"/doc"}`), gateway.Conflict)
+	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"doc"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"/x","colour":"red"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"/x","enabled":"yes"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodPost, "/services", strings.Repeat(" ", 1<<20)), gateway.TooLarge)
+
+	ok(b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d1","name":"one","baseUrl":"http://127.0.0.1:1/","enabled":true,"remark":"r"}`))
+	requireRefused(t, b.call(http.MethodPost, "/services/none/nodes", `{"id":"d2","baseUrl":"http://127.0.0.1:1"}`), gateway.Conflict)
+	requireRefused(t, b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d1","baseUrl":"http://127.0.0.1:1"}`), gateway.Conflict)
+	requireRefused(t, b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d2","baseUrl":"http://127.0.0.1:1/path"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":"n1"}`), gateway.Conflict)
+	ok(b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":"d1"}`))
+	service, found := b.nodes.Snapshot().Service("doc")
+	require.True(t, found, "the instance that writes refreshes at once")
+	require.Equal(t, "d1", service.DefaultNodeID)
+	require.Equal(t, "Docs", service.Name, "what is not given stays")
+	requireRefused(t, b.call(http.MethodDelete, "/nodes/d1", ""), gateway.Conflict)
+	ok(b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":null,"name":"D"}`))
+	requireRefused(t, b.call(http.MethodPut, "/services/doc", `{"id":"other"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodPut, "/services/none", `{}`), gateway.NotFound)
+	requireRefused(t, b.call(http.MethodPut, "/nodes/none", `{}`), gateway.NotFound)
+	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.Conflict)
+	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":0}`))
+	requireRefused(t, b.call(http.MethodPost, "/nodes/d1/check", ""), gateway.NotFound)
+	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":1}`))
+	_, health := open(t, b.call(http.MethodPost, "/nodes/d1/check", ""))
+	require.Equal(t, "DOWN", health["state"])
+	ok(b.call(http.MethodDelete, "/nodes/d1", ""))
+	ok(b.call(http.MethodDelete, "/services/doc", ""))
+	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.NotFound)
+	ok(b.call(http.MethodPost, "/reload", ""))
+	ok(b.call(http.MethodGet, "/services", ""))
+}
+
+func TestBindings(t *testing.T) {
+	b := setup(t, nil)
+	bind := func(body string) *httptest.ResponseRecorder { return b.call(http.MethodPost, "/routes/bind", body) }
+	_, row := open(t, bind(`{"serviceId":"ai","userId":9007199254740993,"username":"Ann","nodeId":"n1"}`))
+	require.Equal(t, "9007199254740993", row["userId"])
+	require.EqualValues(t, 1, row["epoch"])
+	_, row = open(t, bind(`{"serviceId":"ai","userId":"9007199254740993","nodeId":"n2"}`))
+	require.EqualValues(t, 2, row["epoch"])
+	require.Equal(t, "n2", row["nodeId"])
+	_, row = open(t, bind(`{"serviceId":"ai","username":"bob","nodeId":"n2"}`))
+	require.Nil(t, row["userId"])
+	requireRefused(t, bind(`{"serviceId":"ai","userId":9007199254740993,"username":"bob","nodeId":"n2"}`), gateway.Conflict)
+	requireRefused(t, bind(`{"serviceId":"ai","username":"bob","nodeId":"n9"}`), gateway.Conflict)
+	requireRefused(t, bind(`{"serviceId":"ai","nodeId":"n1"}`), gateway.Validation)
+	requireRefused(t, bind(`{"serviceId":"ai","userId":true,"nodeId":"n1"}`), gateway.Validation)
+	requireRefused(t, b.call(http.MethodDelete, "/nodes/n2", ""), gateway.Conflict)
+
+	_, page := open(t, b.call(http.MethodGet, "/routes?serviceId=ai&keyword=BO&page=1&size=10", ""))
+	require.EqualValues(t, 1, page["total"])
+	_, page = open(t, b.call(http.MethodGet, "/routes?keyword=%25", ""))
+	require.EqualValues(t, 0, page["total"], "a wildcard has no meaning")
+	for _, query := range []string{"page=0", "size=201", "page=x", "size=-1"} {
+		requireRefused(t, b.call(http.MethodGet, "/routes?"+query, ""), gateway.Validation)
+	}
+	requireRefused(t, b.call(http.MethodDelete, "/routes/999", ""), gateway.NotFound)
+	requireRefused(t, b.call(http.MethodDelete, "/routes/x", ""), gateway.Validation)
+	require.Equal(t, http.StatusOK, b.call(http.MethodDelete, "/routes/1", "").Code)
+}
+
+func TestMetricsNameServicesAndReasonsOnly(t *testing.T) {
+	b := setup(t, nil)
+	b.v1(http.MethodPost, "/v1/logins", nil, annLogin)
+	b.decide(map[string]string{"X-Homenode-Service": "ai", "X-Homenode-Token": "t-ann"})
+	b.decide(map[string]string{"X-Homenode-Service": "made-up-by-a-caller"})
+	r := send(b.internal, http.MethodGet, "/metrics", nil, "")
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(body), `homenode_decisions_total{result="bound",service="ai"} 1`)
+	require.Contains(t, string(body), `homenode_logins_total{result="created",service="ai"} 1`)
+	require.Contains(t, string(body), `homenode_node_up{node="n1",service="ai"} 1`)
+	for _, never := range []string{"t-ann", "made-up", secret, adminToken, "9007199254740993"} {
+		require.NotContains(t, string(body), never)
+	}
+}
+
+func FuzzDecide(f *testing.F) {
+	b := setup(f, nil)
+	f.Add("ai", "/js/a/x?x-token=t", "GET", "t", "", false)
+	f.Add("", "/js/a/sys/login", "POST", "", "ann", true)
+	f.Add("", "/%zz", "", "%zz", "%00", true)
+	f.Fuzz(func(t *testing.T, service, uri, method, token, username string, login bool) {
+		header := map[string]string{"X-Homenode-Service": service, "X-Forwarded-Uri": uri, "X-Forwarded-Method": method, "X-Homenode-Token": token, "x-token": token, "Cookie": "x-token=" + token}
+		if login {
+			header["X-Homenode-Username"] = username
+		}
+		r := b.decide(header)
+		if r.Code == http.StatusOK {
+			require.Contains(t, []string{"n1", "n2"}, r.Header().Get("X-Gateway-Node"))
+			require.Empty(t, r.Header().Get("X-User-Id"), "nobody has logged in")
+		} else {
+			require.NotEqual(t, http.StatusInternalServerError, r.Code, r.Body.String())
+			require.NotEmpty(t, r.Header().Get("X-Gateway-Reason"))
+			require.Empty(t, r.Header().Get("X-Gateway-Node"))
+		}
+	})
+}
+
+func FuzzLogin(f *testing.F) {
+	b := setup(f, nil)
+	f.Add(annLogin)
+	f.Add(`{"service":"ai","node":"n1","token":"` + "\x00" + `","userId":"\ud800"}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		r := b.v1(http.MethodPost, "/v1/logins", nil, body)
+		require.Contains(t, []int{http.StatusOK, http.StatusBadRequest, http.StatusConflict, http.StatusRequestEntityTooLarge}, r.Code, r.Body.String())
+	})
+}
