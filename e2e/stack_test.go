@@ -31,6 +31,7 @@ const (
 // programs are what every scenario runs, made once.
 var programs struct {
 	homenode string
+	traefik  string
 	postgres *testenv.Postgres
 	redis    *testenv.Redis
 }
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 			return failed(err)
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
-		if _, err := traefikproc.Binary(context.Background(), os.Stderr); err != nil {
+		if programs.traefik, err = traefikproc.Binary(context.Background(), os.Stderr); err != nil {
 			return failed(err)
 		}
 		programs.homenode = filepath.Join(dir, "homenode")

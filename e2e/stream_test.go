@@ -182,7 +182,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 	running := load(stop)
 	done := 0
 	for i := 1; i <= reloads; i++ {
-		s.traefik.WriteDynamicFile(t, reloading(i))
+		require.NoError(t, s.traefik.WriteDynamicFile(reloading(i)))
 		require.Eventually(t, func() bool { return hasMiddleware(t, s.traefik, fmt.Sprintf("reload-%d@file", i)) }, 20*time.Second, 2*time.Millisecond)
 		done++
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/homenode/homenode/bindsvc/internal/config"
-	"github.com/homenode/homenode/bindsvc/internal/demo"
 	"github.com/homenode/homenode/bindsvc/internal/postgres"
 )
 
@@ -62,7 +61,7 @@ func command(getenv config.Getenv) *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), demoCommand(getenv), versionCommand())
+	root.AddCommand(serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), versionCommand())
 	return root
 }
 
@@ -117,7 +116,7 @@ func migrateCommand(getenv config.Getenv) *cobra.Command {
 			if c.Embedded() {
 				return usageError{errors.New("migrate: PG_URL is not set; the embedded file migrates itself")}
 			}
-			if err := postgres.Migrate(cmd.Context(), postgresConfig(c)); err != nil {
+			if err := postgres.Migrate(cmd.Context(), postgresConfig(c, logger(c, cmd.ErrOrStderr()))); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), "the database has this version's schema")
@@ -181,32 +180,6 @@ func healthCommand(getenv config.Getenv) *cobra.Command {
 	}
 }
 
-func demoCommand(getenv config.Getenv) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "demo",
-		Short:   "Show the whole story on this machine: three nodes, a real Traefik, users who stay",
-		Long:    "Builds what is missing, starts Homenode, three small nodes and a real Traefik, and\nshows how users stay on their nodes. Needs a checkout of the source and Go, nothing else.\nONCE=1 ends after the story; otherwise everything stays up until Ctrl-C.",
-		Example: "  homenode demo\n  ONCE=1 homenode demo\n  TRAEFIK_BIN=/usr/local/bin/traefik homenode demo",
-		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return demo.Run(cmd.Context(), demo.Options{
-				Once: getenv("ONCE") == "1", Stdout: cmd.OutOrStdout(), Stderr: cmd.ErrOrStderr(),
-			})
-		},
-	}
-	var node demo.NodeOptions
-	nodeCmd := &cobra.Command{
-		Use:     "node",
-		Short:   "Run one of the demo's nodes: a small server that keeps notes on its own disk",
-		Example: "  homenode demo node --name node-1 --listen 127.0.0.1:8981 --data /tmp/node-1",
-		Args:    noArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return demo.RunNode(cmd.Context(), node) },
-	}
-	node.Flags(nodeCmd.Flags())
-	cmd.AddCommand(nodeCmd)
-	return cmd
-}
-
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
@@ -245,8 +218,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
-func postgresConfig(c config.Config) postgres.Config {
-	return postgres.Config{URL: string(c.PostgresURL), User: c.PGUser, Password: string(c.PGPassword)}
+func postgresConfig(c config.Config, log *slog.Logger) postgres.Config {
+	return postgres.Config{URL: string(c.PostgresURL), User: c.PGUser, Password: string(c.PGPassword), Log: log}
 }
 
 // ensureDir makes the data folder, for this user only.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -149,25 +151,29 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 			prepare: func(context.Context) error { return nil },
 		}, nil
 	}
-	store, err := postgres.Open(ctx, postgresConfig(c))
+	store, err := postgres.Open(ctx, postgresConfig(c, log))
 	if err != nil {
 		return stores{}, usageError{err}
 	}
+	port, err := strconv.Atoi(cmp.Or(c.RedisPort, "6379"))
+	if err != nil {
+		return stores{}, errors.Join(usageError{fmt.Errorf("REDIS_PORT %q: want a number", c.RedisPort)}, store.Close())
+	}
 	client, err := redis.Open(redis.Config{
-		URL: string(c.RedisURL), Host: c.RedisHost, Port: c.RedisPort, Password: string(c.RedisPass), Database: c.RedisDB,
-		SentinelMaster: c.Redis.SentinelMaster, Sentinels: c.Redis.Sentinels, Cluster: c.Redis.Cluster,
-		TokenTTL: time.Duration(c.Token.CacheTTL), SlidingTokens: !c.SaToken.Enabled,
-	}, log)
+		URL: string(c.RedisURL), Host: c.RedisHost, Port: port, Password: string(c.RedisPass), Database: c.RedisDB,
+		SentinelMaster: c.Redis.SentinelMaster, SentinelAddrs: c.Redis.Sentinels, ClusterAddrs: c.Redis.Cluster,
+		TokenTTL: time.Duration(c.Token.CacheTTL), SlidingTokens: !c.SaToken.Enabled, Log: log,
+	})
 	if err != nil {
 		return stores{}, errors.Join(usageError{err}, store.Close())
 	}
 	st := stores{
-		durable: store, tokens: client.Tokens(), routes: client.Routes(),
-		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c)) },
+		durable: store, tokens: client, routes: client,
+		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c, log)) },
 		close:   func() error { return errors.Join(client.Close(), store.Close()) },
 	}
 	if c.SaToken.Enabled {
-		st.authority = client.SaToken(redis.SaTokenConfig{
+		st.authority = redis.NewSaToken(client.Client(), redis.SaTokenConfig{
 			TokenName: c.SaToken.TokenName, LoginType: c.SaToken.LoginType, ActiveTimeout: time.Duration(c.SaToken.ActiveTimeout),
 		})
 	}
