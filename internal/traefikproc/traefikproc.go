@@ -172,7 +172,7 @@ func (p *Process) static(o Options) section {
 	}
 	return section{
 		"global":      section{"checkNewVersion": false, "sendAnonymousUsage": false},
-		"log":         section{"level": level},
+		"log":         section{"level": level, "noColor": true},
 		"api":         section{"insecure": true, "dashboard": false, "debug": o.Debug},
 		"ping":        section{},
 		"entryPoints": entryPoints,
