@@ -116,7 +116,7 @@ func (p *Postgres) initialise() error {
 func (p *Postgres) Start() error {
 	settings := map[string]string{
 		"listen_addresses": "127.0.0.1", "port": strconv.Itoa(p.port), "unix_socket_directories": p.dir,
-		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", // speed: nobody pulls the plug of a test
+		"fsync": "off", "full_page_writes": "off", // speed: nobody pulls the plug of a test
 		"shared_buffers": "32MB", "max_connections": "200",
 	}
 	args := []string{"-D", p.data()}
