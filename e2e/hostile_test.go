@@ -288,6 +288,7 @@ func TestOddLoginResponses(t *testing.T) {
 			n.captureLogin(func(rw http.ResponseWriter, _ []byte) bool {
 				rw.Header().Set("Content-Length", fmt.Sprint(len(success("z"))))
 				_, _ = io.WriteString(rw, success("z")[:20])
+				rw.(http.Flusher).Flush()
 				panic(http.ErrAbortHandler)
 			})
 		}

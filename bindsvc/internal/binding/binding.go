@@ -8,6 +8,11 @@
 // either. A read that began before a change must not write its answer into a
 // copy after the change was heard: in memory a generation number per stripe sees
 // to that, in the shared cache a tombstone.
+//
+// How a user stays known. What a change makes this instance forget is read anew
+// in the background, and a write leaves its result in memory: otherwise a user
+// would be unknown from a change to their next request, and refused if the
+// durable store went away in between.
 package binding
 
 import (
@@ -15,6 +20,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +36,7 @@ const (
 	localSize = 500_000
 	localTTL  = 24 * time.Hour
 	stripes   = 256
+	renewals  = 4 // that run at a time; what finds no place is read when it is asked for
 )
 
 // lookup is one question: the binding of a user id, or of a username key.
@@ -50,9 +57,15 @@ type stripe struct {
 type Directory struct {
 	store      gateway.Bindings
 	shared     gateway.RouteCache // nil = none
-	storeGate  *outage.Gate
+	readGate   *outage.Gate       // of the durable store
+	writeGate  *outage.Gate
 	sharedGate *outage.Gate
 	log        *slog.Logger
+
+	ctx     context.Context // of what runs in the background; ended by Close
+	end     context.CancelFunc
+	renewal sync.WaitGroup
+	renewer chan struct{} // a place for each renewal that runs
 
 	live    atomic.Bool // the change feed is heard
 	local   *otter.Cache[lookup, gateway.Route]
@@ -61,10 +74,19 @@ type Directory struct {
 	loads   singleflight.Group
 }
 
+// Gates bound how long a request waits for a store.
+type Gates struct {
+	Read   *outage.Gate // of the durable store
+	Write  *outage.Gate // of the durable store
+	Shared *outage.Gate // of the shared cache
+}
+
 // NewDirectory makes a Directory; shared may be nil.
-func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, storeGate, sharedGate *outage.Gate, log *slog.Logger) *Directory {
+func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, gates Gates, log *slog.Logger) *Directory {
+	ctx, end := context.WithCancel(context.Background())
 	return &Directory{
-		store: store, shared: shared, storeGate: storeGate, sharedGate: sharedGate, log: log,
+		store: store, shared: shared, readGate: gates.Read, writeGate: gates.Write, sharedGate: gates.Shared, log: log,
+		ctx: ctx, end: end, renewer: make(chan struct{}, renewals),
 		seed: maphash.MakeSeed(),
 		local: otter.Must(&otter.Options[lookup, gateway.Route]{
 			MaximumSize:      localSize,
@@ -73,8 +95,12 @@ func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, storeGate, 
 	}
 }
 
-// Close ends what the Directory runs in the background.
-func (d *Directory) Close() { d.local.StopAllGoroutines() }
+// Close ends what the Directory runs in the background. Nothing may be asked of it any more.
+func (d *Directory) Close() {
+	d.end()
+	d.renewal.Wait()
+	d.local.StopAllGoroutines()
+}
 
 // ByUser returns the route of a user id. gateway.ErrNotFound means that the
 // durable store has none; any other error that it could not be asked.
@@ -138,7 +164,7 @@ func (d *Directory) findDeaf(ctx context.Context, l lookup) (gateway.Route, erro
 
 func (d *Directory) askStore(ctx context.Context, l lookup) (gateway.Route, error) {
 	var found gateway.Binding
-	err := d.storeGate.Do(ctx, func(ctx context.Context) (err error) {
+	err := d.readGate.Do(ctx, func(ctx context.Context) (err error) {
 		if l.userID != "" {
 			found, err = d.store.BindingByUser(ctx, l.serviceID, l.userID)
 		} else {
@@ -202,13 +228,42 @@ func (d *Directory) keep(l lookup, route gateway.Route, generation uint64) bool 
 	return true
 }
 
-func (d *Directory) forget(l lookup) {
+// replace is keep for a write: reads that began before it must not be kept after it.
+func (d *Directory) replace(l lookup, route gateway.Route, generation uint64) bool {
+	s := d.stripeOf(l)
+	s.Lock()
+	defer s.Unlock()
+	if s.generation != generation || !d.live.Load() {
+		return false
+	}
+	s.generation++
+	d.loads.Forget(l.String())
+	d.local.Set(l, route)
+	return true
+}
+
+// forget drops a copy, and reports whether there was one.
+func (d *Directory) forget(l lookup) bool {
 	s := d.stripeOf(l)
 	s.Lock()
 	defer s.Unlock()
 	s.generation++
-	d.local.Invalidate(l)
 	d.loads.Forget(l.String()) // whoever asks from now on must not join a load from before
+	_, was := d.local.Invalidate(l)
+	return was
+}
+
+// renew reads what was forgotten, in the background.
+func (d *Directory) renew(l lookup) {
+	select {
+	case d.renewer <- struct{}{}:
+	default:
+		return
+	}
+	d.renewal.Go(func() {
+		defer func() { <-d.renewer }()
+		_, _ = d.find(d.ctx, l) // an error is whoever's that asks next
+	})
 }
 
 func (d *Directory) forgetAll() {
@@ -237,55 +292,95 @@ func (d *Directory) Live(ctx context.Context, live bool) {
 	d.live.Store(true)
 }
 
-// Changed forgets the copies of what a change is about.
+// Changed forgets the copies of what the changes are about, and reads anew what
+// was known.
 func (d *Directory) Changed(ctx context.Context, changes ...gateway.Change) {
-	d.forgetLocal(changes)
-	if d.shared == nil {
-		return
-	}
-	if err := d.shared.Invalidate(ctx, changes); err != nil {
-		d.log.WarnContext(ctx, "shared cache not used until it can be emptied", "error", err)
-	}
-	// Between the two the memory may have been filled from the shared cache.
-	d.forgetLocal(changes)
+	d.drop(ctx, changes, changes)
 }
 
-func (d *Directory) forgetLocal(changes []gateway.Change) {
+// drop forgets changes in the shared cache and local in memory.
+func (d *Directory) drop(ctx context.Context, changes, local []gateway.Change) {
+	known := d.forgetLocal(local)
+	if d.shared != nil && len(changes) > 0 {
+		if err := d.shared.Invalidate(ctx, changes); err != nil {
+			d.log.WarnContext(ctx, "shared cache not used until it can be emptied", "error", err)
+		}
+		// Between the two the memory may have been filled from the shared cache.
+		known = append(known, d.forgetLocal(local)...)
+	}
+	for _, l := range known {
+		d.renew(l)
+	}
+}
+
+// forgetLocal returns the look-ups that were in memory.
+func (d *Directory) forgetLocal(changes []gateway.Change) (known []lookup) {
 	for _, change := range changes {
 		switch change.Kind {
-		case gateway.ChangeUser:
-			d.forget(lookup{serviceID: change.ServiceID, userID: change.UserID})
-		case gateway.ChangeUsername:
-			d.forget(lookup{serviceID: change.ServiceID, username: change.UsernameKey})
+		case gateway.ChangeUser, gateway.ChangeUsername:
+			if l := lookupOf(change); d.forget(l) {
+				known = append(known, l)
+			}
 		case gateway.ChangeBindings:
 			d.forgetAll()
 		case gateway.ChangeRegistry: // a binding does not depend on it
 		}
 	}
+	return known
+}
+
+func lookupOf(change gateway.Change) lookup {
+	if change.Kind == gateway.ChangeUser {
+		return lookup{serviceID: change.ServiceID, userID: change.UserID}
+	}
+	return lookup{serviceID: change.ServiceID, username: change.UsernameKey}
 }
 
 // BindIfAbsent records a login (see gateway.Bindings) and returns the effective binding.
 func (d *Directory) BindIfAbsent(ctx context.Context, login gateway.Login) (gateway.BindResult, error) {
-	return d.write(ctx, func(ctx context.Context) (gateway.BindResult, error) { return d.store.BindIfAbsent(ctx, login) })
+	return d.write(ctx, login.ServiceID, login.UserID, login.Username, func(ctx context.Context) (gateway.BindResult, error) {
+		return d.store.BindIfAbsent(ctx, login)
+	})
 }
 
 // Bind carries out an administrator's bind or rebind (see gateway.Bindings).
 func (d *Directory) Bind(ctx context.Context, want gateway.Assignment) (gateway.BindResult, error) {
-	return d.write(ctx, func(ctx context.Context) (gateway.BindResult, error) { return d.store.Bind(ctx, want) })
+	return d.write(ctx, want.ServiceID, want.UserID, want.Username, func(ctx context.Context) (gateway.BindResult, error) {
+		return d.store.Bind(ctx, want)
+	})
 }
 
 // Unbind deletes a binding (see gateway.Bindings).
 func (d *Directory) Unbind(ctx context.Context, id int64) (gateway.BindResult, error) {
-	return d.write(ctx, func(ctx context.Context) (gateway.BindResult, error) { return d.store.Unbind(ctx, id) })
+	return d.write(ctx, "", "", "", func(ctx context.Context) (gateway.BindResult, error) { return d.store.Unbind(ctx, id) })
 }
 
-func (d *Directory) write(ctx context.Context, write func(context.Context) (gateway.BindResult, error)) (result gateway.BindResult, err error) {
-	err = d.storeGate.Do(ctx, func(ctx context.Context) (err error) {
+// write carries out a write, then forgets what it changed. The row of the user id
+// and username that it was about stays in memory as it came back, unless a change
+// of it was heard since the write began, which may be the newer one.
+func (d *Directory) write(ctx context.Context, serviceID, userID, username string, write func(context.Context) (gateway.BindResult, error)) (result gateway.BindResult, err error) {
+	before := map[lookup]uint64{}
+	if userID != "" {
+		l := lookup{serviceID: serviceID, userID: userID}
+		before[l] = d.generation(l)
+	}
+	if username != "" {
+		l := lookup{serviceID: serviceID, username: gateway.KeyOf(username)}
+		before[l] = d.generation(l)
+	}
+	err = d.writeGate.Do(ctx, func(ctx context.Context) (err error) {
 		result, err = write(ctx)
 		return err
 	})
-	if err == nil && len(result.Changes) > 0 {
-		d.Changed(context.WithoutCancel(ctx), result.Changes...)
+	if err != nil {
+		return result, err
 	}
-	return result, err
+	forget := result.Changes
+	for l, generation := range before {
+		if d.replace(l, result.Binding.Route(), generation) {
+			forget = slices.DeleteFunc(slices.Clone(forget), func(c gateway.Change) bool { return lookupOf(c) == l })
+		}
+	}
+	d.drop(context.WithoutCancel(ctx), result.Changes, forget)
+	return result, nil
 }

@@ -23,12 +23,13 @@ var errDown = errors.New("store is down")
 // durable is a durable store of one user's binding whose reads can be held.
 type durable struct {
 	gateway.Bindings
-	mu    sync.Mutex
-	route gateway.Route // NodeID empty = no binding
-	err   error
-	reads int
-	hold  chan struct{} // when set, a read that has its answer waits here before it returns
-	held  chan struct{}
+	mu     sync.Mutex
+	route  gateway.Route // NodeID empty = no binding
+	err    error
+	reads  int
+	onBind func()        // called between the commit of a bind and its return
+	hold   chan struct{} // when set, a read that has its answer waits here before it returns
+	held   chan struct{}
 }
 
 func (s *durable) read() (gateway.Binding, error) {
@@ -56,12 +57,22 @@ func (s *durable) BindingByUsername(context.Context, string, gateway.UsernameKey
 
 func (s *durable) Bind(_ context.Context, want gateway.Assignment) (gateway.BindResult, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.route = gateway.Route{NodeID: want.NodeID, Epoch: s.route.Epoch + 1}
+	bound := s.route
+	s.mu.Unlock()
+	if s.onBind != nil {
+		s.onBind()
+	}
 	return gateway.BindResult{
-		Binding: gateway.Binding{NodeID: want.NodeID, Epoch: s.route.Epoch},
+		Binding: gateway.Binding{NodeID: bound.NodeID, Epoch: bound.Epoch},
 		Changes: []gateway.Change{{Kind: gateway.ChangeUser, ServiceID: want.ServiceID, UserID: want.UserID}},
 	}, nil
+}
+
+func (s *durable) readCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads
 }
 
 func (s *durable) set(change func(*durable)) {
@@ -139,12 +150,15 @@ func (c *sharedCache) Flush(context.Context) error {
 	return c.err
 }
 
-func gate() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: 0} }
+func gates() binding.Gates {
+	gate := func() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: 0} }
+	return binding.Gates{Read: gate(), Write: gate(), Shared: gate()}
+}
 
 func setup(t *testing.T) (*binding.Directory, *durable, *sharedCache) {
 	t.Helper()
 	store, shared := &durable{route: gateway.Route{NodeID: "node-1", Epoch: 1}}, newSharedCache()
-	directory := binding.NewDirectory(store, shared, gate(), gate(), slog.New(slog.DiscardHandler))
+	directory := binding.NewDirectory(store, shared, gates(), slog.New(slog.DiscardHandler))
 	t.Cleanup(directory.Close)
 	directory.Live(t.Context(), true)
 	return directory, store, shared
@@ -162,20 +176,20 @@ func TestTheStoreIsAskedOnceWhileTheFeedIsLive(t *testing.T) {
 	for range 3 {
 		requireNode(t, directory, "node-1")
 	}
-	require.Equal(t, 1, store.reads)
+	require.Equal(t, 1, store.readCount())
 	require.Contains(t, shared.routes, "user:ai7")
 }
 
 func TestAnotherInstanceFindsItInTheSharedCache(t *testing.T) {
 	_, store, shared := setup(t)
 	require.NoError(t, shared.FillUser(t.Context(), "ai", "7", gateway.Route{NodeID: "node-1", Epoch: 1}))
-	other := binding.NewDirectory(store, shared, gate(), gate(), slog.New(slog.DiscardHandler))
+	other := binding.NewDirectory(store, shared, gates(), slog.New(slog.DiscardHandler))
 	defer other.Close()
 	other.Live(t.Context(), true)
 	require.Empty(t, shared.routes, "becoming live forgets what may be stale")
 	require.NoError(t, shared.FillUser(t.Context(), "ai", "7", gateway.Route{NodeID: "node-1", Epoch: 1}))
 	requireNode(t, other, "node-1")
-	require.Zero(t, store.reads)
+	require.Zero(t, store.readCount())
 }
 
 func TestARebindIsSeenAtOnceByTheInstanceThatDidIt(t *testing.T) {
@@ -184,6 +198,40 @@ func TestARebindIsSeenAtOnceByTheInstanceThatDidIt(t *testing.T) {
 	_, err := directory.Bind(t.Context(), gateway.Assignment{ServiceID: "ai", UserID: "7", NodeID: "node-2"})
 	require.NoError(t, err)
 	requireNode(t, directory, "node-2")
+}
+
+// Otherwise a user whose binding was just written would be refused when the store
+// goes away before the next request.
+func TestAWriteAndAChangeHeardLeaveTheUserKnown(t *testing.T) {
+	directory, store, _ := setup(t)
+	bind := func() {
+		_, err := directory.Bind(t.Context(), gateway.Assignment{ServiceID: "ai", UserID: "7", NodeID: "node-2"})
+		require.NoError(t, err)
+	}
+	bind()
+	require.Zero(t, store.readCount())
+	directory.Changed(t.Context(), gateway.Change{Kind: gateway.ChangeUser, ServiceID: "ai", UserID: "7"}) // its own echo
+	require.Eventually(t, func() bool { return store.readCount() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		store.set(func(s *durable) { s.err = errDown })
+		route, err := directory.ByUser(t.Context(), "ai", "7")
+		store.set(func(s *durable) { s.err = nil })
+		return err == nil && route.NodeID == "node-2"
+	}, 5*time.Second, time.Millisecond)
+}
+
+// A change that was heard while a write was on its way may be newer than the write.
+func TestAWriteDoesNotOverruleAChangeHeardMeanwhile(t *testing.T) {
+	directory, store, shared := setup(t)
+	store.onBind = func() {
+		// Another instance rebinds right after this write's commit, and is heard first.
+		store.set(func(s *durable) { s.route = gateway.Route{NodeID: "node-3", Epoch: 9} })
+		directory.Changed(t.Context(), gateway.Change{Kind: gateway.ChangeUser, ServiceID: "ai", UserID: "7"})
+	}
+	_, err := directory.Bind(t.Context(), gateway.Assignment{ServiceID: "ai", UserID: "7", NodeID: "node-2"})
+	require.NoError(t, err)
+	requireNode(t, directory, "node-3")
+	require.NotEqual(t, "node-2", shared.routes["user:ai7"].NodeID)
 }
 
 func TestAChangeHeardIsAChangeSeen(t *testing.T) {
@@ -287,6 +335,6 @@ func TestOneLoadForConcurrentMisses(t *testing.T) {
 	require.ErrorIs(t, <-left, context.Canceled)
 	close(hold)
 	wait.Wait()
-	require.LessOrEqual(t, store.reads, 21)
+	require.LessOrEqual(t, store.readCount(), 21)
 	requireNode(t, directory, "node-1")
 }

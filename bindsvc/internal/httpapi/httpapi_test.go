@@ -59,7 +59,7 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	gate := func() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: time.Second} }
 	sessions := session.NewResolver(store, nil, gate(), log, time.Now)
 	t.Cleanup(sessions.Close)
-	bindings := binding.NewDirectory(store, nil, gate(), gate(), log)
+	bindings := binding.NewDirectory(store, nil, binding.Gates{Read: gate(), Write: gate(), Shared: gate()}, log)
 	t.Cleanup(bindings.Close)
 	bindings.Live(context.Background(), true)
 	options := httpapi.Options{

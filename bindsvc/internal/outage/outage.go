@@ -13,16 +13,23 @@ import (
 // ErrPaused is returned instead of asking a store that has just let a caller wait in vain.
 var ErrPaused = errors.New("not asked: the store has just failed to answer in time")
 
-// slow is how long a failed call must have taken to count: a store that
-// refuses at once costs nothing and may be asked again at once.
-const slow = 100 * time.Millisecond
+const (
+	// slow is how long a failed call must have taken to count: a store that
+	// refuses at once costs nothing and may be asked again at once.
+	slow = 100 * time.Millisecond
 
-// Gate lets calls to one store through, each bounded by Limit. After a call that
-// failed slowly it refuses further ones for Pause.
+	// tooMany slow failures in a row, no answer between them, are an outage; one
+	// alone is a hiccup that others need not pay for.
+	tooMany = 3
+)
+
+// Gate lets calls to one store through, each bounded by Limit. After too many
+// that failed slowly it refuses further ones for Pause.
 type Gate struct {
 	Limit time.Duration
 	Pause time.Duration
 
+	failures    atomic.Int32 // slow ones since the last answer
 	closedUntil atomic.Int64 // Unix nanoseconds
 }
 
@@ -36,12 +43,16 @@ func (g *Gate) Do(ctx context.Context, ask func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, g.Limit)
 	defer cancel()
 	err := ask(limited)
-	if err == nil || errors.Is(err, gateway.ErrNotFound) || ctx.Err() != nil {
-		return err
-	}
-	var conflict *gateway.ConflictError
-	if now := time.Now(); !errors.As(err, &conflict) && now.Sub(start) >= slow {
-		g.closedUntil.Store(now.Add(g.Pause).UnixNano())
+	switch {
+	case err == nil || isAnswer(err):
+		g.failures.Store(0)
+	case ctx.Err() == nil && time.Since(start) >= slow && g.failures.Add(1) >= tooMany:
+		g.closedUntil.Store(time.Now().Add(g.Pause).UnixNano())
 	}
 	return err
+}
+
+func isAnswer(err error) bool {
+	var conflict *gateway.ConflictError
+	return errors.Is(err, gateway.ErrNotFound) || errors.As(err, &conflict)
 }
