@@ -41,9 +41,34 @@ ALTER TABLE gateway_service ADD COLUMN IF NOT EXISTS logout_path varchar;
 ALTER TABLE gateway_service ADD COLUMN IF NOT EXISTS login_fields jsonb;
 ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS traefik_service varchar;
 
--- The old gateway numbered the rows in Java: its id column may have no default.
+-- Usernames are unique by their key from now on (00004). An old index over the
+-- spelling would refuse a name that moves to another user.
 -- +goose StatementBegin
 DO $$
+DECLARE
+    old record;
+BEGIN
+    FOR old IN
+        SELECT i.indexrelid::regclass AS name, c.conname
+        FROM pg_index i LEFT JOIN pg_constraint c ON c.conindid = i.indexrelid AND c.contype = 'u'
+        WHERE i.indrelid = 'gateway_user_route'::regclass AND i.indisunique AND NOT i.indisprimary
+          AND EXISTS (SELECT FROM generate_series(1, i.indnkeyatts) n WHERE pg_get_indexdef(i.indexrelid, n, false) ~ '\musername\M')
+    LOOP
+        IF old.conname IS NULL THEN
+            EXECUTE format('DROP INDEX %s', old.name);
+        ELSE
+            EXECUTE format('ALTER TABLE gateway_user_route DROP CONSTRAINT %I', old.conname);
+        END IF;
+    END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- The old gateway numbered the rows in Java: its id column may have no default, or
+-- one that is behind the rows.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    numbers text;
 BEGIN
     IF EXISTS (
         SELECT FROM information_schema.columns
@@ -52,8 +77,11 @@ BEGIN
     ) THEN
         ALTER TABLE gateway_user_route ALTER COLUMN id TYPE bigint;
         CREATE SEQUENCE gateway_user_route_id_seq OWNED BY gateway_user_route.id;
-        PERFORM setval('gateway_user_route_id_seq', (SELECT greatest(coalesce(max(id), 0), 0) + 1 FROM gateway_user_route), false);
         ALTER TABLE gateway_user_route ALTER COLUMN id SET DEFAULT nextval('gateway_user_route_id_seq');
+    END IF;
+    numbers := pg_get_serial_sequence('gateway_user_route', 'id');
+    IF numbers IS NOT NULL AND EXISTS (SELECT FROM gateway_user_route) THEN
+        PERFORM setval(numbers, greatest(nextval(numbers), (SELECT max(id) + 1 FROM gateway_user_route)), false);
     END IF;
 END $$;
 -- +goose StatementEnd

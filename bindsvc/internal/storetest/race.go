@@ -3,6 +3,7 @@ package storetest
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -167,7 +168,7 @@ func runJob(job string, b Backend) int {
 		if _, err := fmt.Scanln(new(string)); err != nil {
 			return 1
 		}
-		nodes, err := firstLogins(ctx, []gateway.Store{store}, 40)
+		nodes, err := firstLogins(ctx, []gateway.Store{patient{store}}, 40)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -184,6 +185,19 @@ func runJob(job string, b Backend) int {
 		}
 	}
 	return 0
+}
+
+// patient asks again when a store did not answer in time, as the plugin does: the
+// machine may be too busy to connect so many processes at once.
+type patient struct{ gateway.Store }
+
+func (p patient) BindIfAbsent(ctx context.Context, l gateway.Login) (gateway.BindResult, error) {
+	for {
+		result, err := p.Store.BindIfAbsent(ctx, l)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return result, err
+		}
+	}
 }
 
 func testRaceOfProcesses(t *testing.T, b Backend) {
