@@ -12,6 +12,7 @@ import (
 	"log"
 	"math/rand"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -30,7 +31,8 @@ var errRefused = errors.New("refused")
 
 // pendingLogin is a login on its way to the binding service.
 type pendingLogin struct {
-	key       string
+	// keys are what later requests of the same user are known by: the token and the names.
+	keys      []string
 	requestID string
 	body      []byte
 	// idempotencyKey is the same for all attempts, and lets the transport repeat one whose connection turns
@@ -41,8 +43,15 @@ type pendingLogin struct {
 }
 
 // tokenKey names a token without holding it.
-func tokenKey(service, token string) string {
-	sum := sha256.Sum256([]byte(service + "\x00" + token))
+func tokenKey(service, token string) string { return hashed(service + "\x00" + token) }
+
+// nameKey names a username, in any case.
+func nameKey(service, username string) string {
+	return hashed(service + "\x00\x00" + strings.ToLower(username))
+}
+
+func hashed(text string) string {
+	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -53,8 +62,14 @@ func (c *client) postLogin(result loginResult, wait time.Duration) {
 	if err != nil {
 		panic(err) // texts only
 	}
+	keys := []string{tokenKey(result.Service, result.Token)}
+	for _, name := range []string{result.Username, result.LoginUsername} {
+		if name != "" {
+			keys = append(keys, nameKey(result.Service, name))
+		}
+	}
 	p := &pendingLogin{
-		key:            tokenKey(result.Service, result.Token),
+		keys:           keys,
 		requestID:      result.RequestID,
 		body:           body,
 		idempotencyKey: newID(),
@@ -152,32 +167,41 @@ func (c *client) addPending(p *pendingLogin) bool {
 	if c.pendingCount.Load() >= maxPending {
 		return false
 	}
-	c.pending[p.key] = p
+	for _, key := range p.keys {
+		c.pending[key] = p
+	}
 	c.pendingCount.Add(1)
 	return true
 }
 
-// removePending ends the login's registration, and with it the wait of its token's requests.
+// removePending ends the login's registration, and with it the wait of its user's requests.
 func (c *client) removePending(p *pendingLogin) {
 	c.pendingMutex.Lock()
 	defer c.pendingMutex.Unlock()
-	// The same token may have been given out again by a later login, whose entry stays.
-	if c.pending[p.key] == p {
-		delete(c.pending, p.key)
+	for _, key := range p.keys {
+		// A later login of the same user may have taken the entry over, and keeps it.
+		if c.pending[key] == p {
+			delete(c.pending, key)
+		}
 	}
 	c.pendingCount.Add(-1)
 	close(p.done)
 }
 
-// awaitLogin returns at once unless the token's login is still on its way to the binding service. That would not
-// know the token, and call the request anonymous, and the node it were sent to could be any: so the request
-// waits, and is rejected when the login has not arrived within timeout.
+// awaitLogin returns at once unless a login of the request's user is still on its way to the binding service.
+// That would not know the token, and call the request anonymous, or not know the name, and place it anew: the
+// node it were sent to could be any. So the request waits, and is rejected when the login has not arrived within
+// timeout.
 func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Duration) error {
-	if c.pendingCount.Load() == 0 {
+	if c.pendingCount.Load() == 0 || q.token == "" && q.username == "" {
 		return nil
 	}
+	key := tokenKey(q.service, q.token)
+	if q.login {
+		key = nameKey(q.service, q.username)
+	}
 	c.pendingMutex.Lock()
-	p := c.pending[tokenKey(q.service, q.token)]
+	p := c.pending[key]
 	c.pendingMutex.Unlock()
 	if p == nil {
 		return nil
@@ -190,7 +214,7 @@ func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Durat
 	case <-ctx.Done():
 		return errClientGone
 	case <-timer.C:
-		c.complain(q.requestID, errors.New("the login of this token has not been taken yet"))
+		c.complain(q.requestID, errors.New("the user's login has not been taken yet"))
 		return errUnavailable
 	}
 }

@@ -38,6 +38,9 @@ func guardHeaders(extra []string, sources []tokenSource) (*guardedHeaders, error
 		if !isFieldName(name) {
 			return nil, fmt.Errorf("%q is no header name", name)
 		}
+		if fold(name) == fold(headerRequest) {
+			continue // guarded below, and never the answer's to set
+		}
 		for _, source := range sources {
 			if header := source.header(); header != "" && fold(header) == fold(name) {
 				return nil, fmt.Errorf("%q is a header that tokenSources reads", name)

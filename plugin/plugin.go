@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -120,7 +121,7 @@ func New(_ context.Context, next http.Handler, config *Config, name string) (han
 	if err != nil {
 		return nil, fmt.Errorf("homenode middleware %s: %w", name, err)
 	}
-	return &Middleware{
+	m := &Middleware{
 		next:        next,
 		service:     config.Service,
 		client:      clientFor(s.endpoint, s.secret),
@@ -131,8 +132,43 @@ func New(_ context.Context, next http.Handler, config *Config, name string) (han
 		sources:     s.sources,
 		guarded:     s.guarded,
 		language:    s.language,
-	}, nil
+	}
+	warmUp.Do(m.warm)
+	return m, nil
 }
+
+var warmUp sync.Once
+
+// warm sends a request through the middleware that goes nowhere, since its client is gone already. Yaegi works
+// out the types of functions at their first call, without a lock: two first requests at once would race.
+func (m *Middleware) warm() {
+	gone, leave := context.WithCancel(context.Background())
+	leave()
+	req, err := http.NewRequestWithContext(gone, http.MethodGet, "http://localhost/", nil)
+	if err != nil {
+		return
+	}
+	for _, token := range []string{"warm", ""} {
+		req.Header = http.Header{"X-Token": []string{token}}
+		m.ServeHTTP(&nobody{header: http.Header{}}, req)
+	}
+	forward := &answer{status: http.StatusOK, header: http.Header{headerNode: []string{"warm"}}}
+	if forward.verify() == nil && forward.forward() {
+		m.guarded.set(req.Header, forward.header)
+	}
+	reject := &answer{status: http.StatusServiceUnavailable, header: http.Header{headerReason: []string{"warm"}}}
+	if reject.verify() == nil {
+		reject.send(&nobody{header: http.Header{}})
+	}
+	m.sendUnavailable(&nobody{header: http.Header{}}, req, "warm")
+}
+
+// nobody is the client of warm.
+type nobody struct{ header http.Header }
+
+func (n *nobody) Header() http.Header         { return n.header }
+func (n *nobody) Write(p []byte) (int, error) { return len(p), nil }
+func (n *nobody) WriteHeader(int)             {}
 
 // ServeHTTP routes one request: no header of the client's can pass for one of the gateway's, a request with a
 // token or a login goes where the binding service says or is answered with 503, and anonymous requests fall
@@ -174,10 +210,8 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 // decide finds out what is to become of the request. It asks for every request: the local cache of decisions
 // (cache.go) goes between the wait for a pending login and the question.
 func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
-	if q.token != "" {
-		if err := m.client.awaitLogin(req.Context(), q, m.timeout); err != nil {
-			return nil, err
-		}
+	if err := m.client.awaitLogin(req.Context(), q, m.timeout); err != nil {
+		return nil, err
 	}
 	return m.client.ask(req, q, m.timeout)
 }

@@ -37,7 +37,7 @@ import (
 const (
 	storeLimit = time.Second
 	cacheLimit = 500 * time.Millisecond
-	writeLimit = 5 * time.Second
+	writeLimit = 4 * time.Second
 	storePause = time.Second
 )
 
