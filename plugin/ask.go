@@ -131,6 +131,11 @@ func (a *answer) forward() bool {
 	return a.status == http.StatusOK
 }
 
+// bound reports whether the node is that of a user's binding, and not one that was placed.
+func (a *answer) bound() bool {
+	return len(a.header[headerEpoch]) > 0
+}
+
 // ask puts one question to the binding service and waits at most timeout. The error is errClientGone, or
 // errUnavailable when there is no answer or none of the binding service's own. The reason for the latter is
 // logged, at most once a second.

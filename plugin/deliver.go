@@ -13,6 +13,7 @@ import (
 	"math/rand"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -38,6 +39,8 @@ type pendingLogin struct {
 	// idempotencyKey is the same for all attempts, and lets the transport repeat one whose connection turns
 	// out to be dead.
 	idempotencyKey string
+	// heard: the binding service has had the login and could not store it. It knows the token since.
+	heard atomic.Bool
 	// done is closed when the login was taken, or refused for good.
 	done chan struct{}
 }
@@ -156,6 +159,9 @@ func (c *client) post(p *pendingLogin, timeout time.Duration) error {
 		if status >= 400 && status < 500 {
 			return fmt.Errorf("%w: status %d", errRefused, status)
 		}
+		if response.Header.Get(headerReason) != "" {
+			p.heard.Store(true)
+		}
 		return fmt.Errorf("status %d", status)
 	}
 }
@@ -188,11 +194,9 @@ func (c *client) removePending(p *pendingLogin) {
 	close(p.done)
 }
 
-// awaitLogin returns at once unless a login of the request's user is still on its way to the binding service.
-// That would not know the token, and call the request anonymous, or not know the name, and place it anew: the
-// node it were sent to could be any. So the request waits, and is rejected when the login has not arrived within
-// timeout.
-func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Duration) error {
+// pendingOf returns the login of the request's user that is still on its way to the binding service, nil if there
+// is none.
+func (c *client) pendingOf(q *question) *pendingLogin {
 	if c.pendingCount.Load() == 0 || q.token == "" && q.username == "" {
 		return nil
 	}
@@ -201,11 +205,12 @@ func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Durat
 		key = nameKey(q.service, q.username)
 	}
 	c.pendingMutex.Lock()
-	p := c.pending[key]
-	c.pendingMutex.Unlock()
-	if p == nil {
-		return nil
-	}
+	defer c.pendingMutex.Unlock()
+	return c.pending[key]
+}
+
+// await waits until the login has arrived, and fails with errUnavailable when it has not within timeout.
+func (c *client) await(ctx context.Context, p *pendingLogin, requestID string, timeout time.Duration) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
@@ -214,7 +219,7 @@ func (c *client) awaitLogin(ctx context.Context, q *question, timeout time.Durat
 	case <-ctx.Done():
 		return errClientGone
 	case <-timer.C:
-		c.complain(q.requestID, errors.New("the user's login has not been taken yet"))
+		c.complain(requestID, errors.New("the user's login has not been taken yet"))
 		return errUnavailable
 	}
 }

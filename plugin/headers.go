@@ -12,7 +12,7 @@ import (
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 // decisionHeaders are set from the binding service's answer, and by nobody else.
-var decisionHeaders = []string{headerNode, "X-User-Id", "X-Channel", "X-Source", "X-Binding-Epoch"}
+var decisionHeaders = []string{headerNode, "X-User-Id", "X-Channel", "X-Source", headerEpoch}
 
 // homenodePrefix begins, folded, the names of everything between the plugin, the binding service and Traefik's routers.
 const homenodePrefix = "x-homenode-"

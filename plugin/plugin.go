@@ -18,6 +18,7 @@ import (
 
 const (
 	headerNode     = "X-Gateway-Node"
+	headerEpoch    = "X-Binding-Epoch"
 	headerReason   = "X-Gateway-Reason"
 	headerRequest  = "X-Request-Id"
 	headerPool     = "X-Homenode-Pool"
@@ -208,9 +209,23 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 }
 
 // decide finds out what is to become of the request. It asks for every request: the local cache of decisions
-// (cache.go) goes between the wait for a pending login and the question.
+// (cache.go) goes before the question.
+//
+// While a login of the user is on its way to the binding service, that does not know the token yet, and would call
+// the request anonymous, or does not know the name, and would place it anew: the node could be any. Such an answer
+// does not count before the login has arrived.
 func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
-	if err := m.client.awaitLogin(req.Context(), q, m.timeout); err != nil {
+	p := m.client.pendingOf(q)
+	if p != nil && !p.heard.Load() {
+		if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {
+			return nil, err
+		}
+	}
+	a, err := m.client.ask(req, q, m.timeout)
+	if p == nil || err != nil || !a.forward() || a.bound() {
+		return a, err
+	}
+	if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {
 		return nil, err
 	}
 	return m.client.ask(req, q, m.timeout)
