@@ -70,6 +70,12 @@ type Options struct {
 	EntryPoints       map[string]string // name -> address; a free port where the address is empty
 	APIAddr           string            // of API and ping; empty = a free port
 	Debug             bool              // log level and profiling
+
+	// A ready static configuration, instead of one made from the options above; of
+	// those only Binary, Dir, Secret, DynamicFile and the addresses, which must be the
+	// ready configuration's, still count.
+	Static      string            // contents of the file
+	Environment map[string]string // TRAEFIK_… variables; no file is then written
 }
 
 // Process is a running Traefik.
@@ -103,18 +109,22 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 			return nil, err
 		}
 	}
-	static, err := yaml.Marshal(p.static(o))
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(o.Dir, "traefik.yml"), static, 0o600); err != nil {
-		return nil, err
-	}
-	p.Process, err = proc.Start(proc.Command{
-		Name: "traefik", Path: o.Binary, Args: []string{"--configFile=traefik.yml"}, Dir: o.Dir,
+	command := proc.Command{
+		Name: "traefik", Path: o.Binary, Dir: o.Dir,
 		Env:     append(withoutHomenode(os.Environ()), "HOMENODE_SECRET="+o.Secret),
 		LogFile: filepath.Join(o.Dir, "traefik.log"),
-	})
+	}
+	if o.Environment != nil {
+		for name, value := range o.Environment {
+			command.Env = append(command.Env, name+"="+value)
+		}
+	} else {
+		if err := p.writeStatic(o); err != nil {
+			return nil, err
+		}
+		command.Args = []string{"--configFile=" + staticFile}
+	}
+	p.Process, err = proc.Start(command)
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +150,21 @@ func (p *Process) WriteDynamicFile(content string) error {
 		return err
 	}
 	return os.Rename(temporary, p.dynamicFile)
+}
+
+// staticFile is the name of the static configuration in the working directory. It is
+// not traefik.yml, which Traefik would find by itself and prefer to its environment.
+const staticFile = "static.yml"
+
+func (p *Process) writeStatic(o Options) error {
+	content := []byte(o.Static)
+	if o.Static == "" {
+		var err error
+		if content, err = yaml.Marshal(p.static(o)); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(o.Dir, staticFile), content, 0o600)
 }
 
 type section = map[string]any
