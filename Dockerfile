@@ -23,6 +23,6 @@ USER 65532:65532
 # HOMENODE_ADMIN_LISTEN say otherwise; HOMENODE_ENDPOINT and HOMENODE_ADMIN_ENDPOINT
 # must then say how Traefik reaches them.
 EXPOSE 9090 9091
-HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --start-interval=1s --retries=3 CMD ["/usr/bin/homenode", "health"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --retries=3 CMD ["/usr/bin/homenode", "health"]
 ENTRYPOINT ["/usr/bin/homenode"]
 CMD ["serve"]
