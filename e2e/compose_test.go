@@ -442,12 +442,12 @@ func (d *dockerAPI) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var answer any
-	switch {
-	case path == "/_ping":
+	switch path {
+	case "/_ping":
 		return
-	case path == "/version":
+	case "/version":
 		answer = map[string]string{"Version": "28.0.0", "ApiVersion": "1.44"}
-	case path == "/containers/json":
+	case "/containers/json":
 		list := []map[string]any{}
 		for name := range d.containers {
 			list = append(list, map[string]any{"Id": name})
@@ -460,7 +460,9 @@ func (d *dockerAPI) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	_ = json.NewEncoder(rw).Encode(answer)
+	if err := json.NewEncoder(rw).Encode(answer); err != nil {
+		panic(http.ErrAbortHandler) // the client has gone
+	}
 }
 
 func (d *dockerAPI) events(rw http.ResponseWriter, r *http.Request) {
