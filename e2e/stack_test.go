@@ -141,8 +141,7 @@ type bindsvc struct {
 
 // settings of homenode.yml that differ from those of the scenarios.
 type settings struct {
-	extra     string   // more YAML
-	nodes     []string // YAML of more nodes
+	extra     string // more YAML
 	defaultTo string
 }
 

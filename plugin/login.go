@@ -55,7 +55,7 @@ func (m *Middleware) isLogin(req *http.Request) bool {
 // readUsername returns the username of a login request, or "", which makes an anonymous login. The node gets
 // the body as if nobody had read it, errors included.
 func (m *Middleware) readUsername(req *http.Request, requestID string) string {
-	username, problem := "", ""
+	var username, problem string
 	if encoding := req.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
 		problem = "its body has a content encoding"
 	} else {

@@ -118,7 +118,7 @@ func TestTheResponseIsReleasedAfterTheBound(t *testing.T) {
 			require.Equal(t, "BINDING_SERVICE_UNAVAILABLE", r.reason(t))
 		}
 		require.Equal(t, before, b.nodeRequests())
-		require.Equal(t, "node-1", placed(b, t, "X-Token: somebody-else"), "others go on")
+		require.Equal(t, "node-1", placed(t, b, "X-Token: somebody-else"), "others go on")
 
 		close(answer)
 		require.Eventually(t, func() bool { return b.get("X-Token: tok-a").status == http.StatusOK }, 5*time.Second, 10*time.Millisecond)
@@ -136,7 +136,7 @@ func placedUntilBound(bound *atomic.Bool) http.HandlerFunc {
 	}
 }
 
-func placed(b *bundle, t *testing.T, header string) string {
+func placed(t *testing.T, b *bundle, header string) string {
 	t.Helper()
 	require.Equal(t, http.StatusOK, b.get(header).status)
 	return b.atNode().header.Get("X-Gateway-Node")
@@ -148,7 +148,7 @@ func TestALoginIsRetriedUntilItIsTaken(t *testing.T) {
 			onEachBuild(t, func(t *testing.T, build build) {
 				b := setup(t, build, settings{"bindTimeout": "20ms"})
 				b.onNode(respondWith(200, aliceResponse))
-				var down, bound atomic.Bool
+				var down, bound, taken atomic.Bool
 				down.Store(true)
 				bound.Store(known)
 				b.service.onDecide(placedUntilBound(&bound))
@@ -158,14 +158,16 @@ func TestALoginIsRetriedUntilItIsTaken(t *testing.T) {
 						return
 					}
 					bound.Store(true)
+					taken.Store(true)
 				})
 				require.Equal(t, aliceResponse, b.login(aliceRequest).body)
 				require.Eventually(t, func() bool { return len(b.service.logins()) >= 2 }, 5*time.Second, 5*time.Millisecond)
 				if known {
-					require.Equal(t, "node-2", placed(b, t, "X-Token: tok-a"), "an answer that names the binding counts at once")
+					require.Equal(t, "node-2", placed(t, b, "X-Token: tok-a"), "an answer that names the binding counts at once")
 				}
 				time.AfterFunc(50*time.Millisecond, func() { down.Store(false) })
-				require.Equal(t, "node-2", placed(b, t, "X-Token: tok-a"), "any other is waited for")
+				require.Equal(t, "node-2", placed(t, b, "X-Token: tok-a"), "any other is waited for")
+				require.Eventually(t, taken.Load, 10*time.Second, 5*time.Millisecond)
 				keys := map[string]bool{}
 				for _, post := range b.service.logins() {
 					keys[post.header.Get("Idempotency-Key")] = true

@@ -275,24 +275,27 @@ func listen(c config.Config) (l listeners, err error) {
 	return l, nil
 }
 
+var listenConfig net.ListenConfig
+
 func listenAt(address string) (net.Listener, error) {
 	path, isSocket := strings.CutPrefix(address, "unix://")
 	if !isSocket {
-		return net.Listen("tcp", address)
+		return listenConfig.Listen(context.Background(), "tcp", address)
 	}
 	// A socket file that nobody listens at is what a killed process left behind.
-	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+	dialer := net.Dialer{Timeout: time.Second}
+	if conn, err := dialer.DialContext(context.Background(), "unix", path); err == nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("%s: another process listens there", path)
 	}
 	if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
 		_ = os.Remove(path)
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := listenConfig.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, err
 	}
-	return listener, os.Chmod(path, 0o660)
+	return listener, os.Chmod(path, 0o660) //nolint:gosec // Traefik's user shares the group
 }
 
 // localURL is where the first TCP listener is reached from this machine.

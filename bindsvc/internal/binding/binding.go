@@ -62,7 +62,7 @@ type Directory struct {
 	sharedGate *outage.Gate
 	log        *slog.Logger
 
-	ctx     context.Context // of what runs in the background; ended by Close
+	ctx     context.Context //nolint:containedctx // of what runs in the background; ended by Close
 	end     context.CancelFunc
 	renewal sync.WaitGroup
 	renewer chan struct{} // a place for each renewal that runs
@@ -125,7 +125,8 @@ func (d *Directory) find(ctx context.Context, l lookup) (gateway.Route, error) {
 	loading := d.loads.DoChan(l.String(), func() (any, error) { return d.load(context.WithoutCancel(ctx), l) })
 	select {
 	case loaded := <-loading:
-		return loaded.Val.(gateway.Route), loaded.Err
+		route, _ := loaded.Val.(gateway.Route)
+		return route, loaded.Err
 	case <-ctx.Done():
 		return gateway.Route{}, ctx.Err()
 	}

@@ -280,7 +280,7 @@ type serviceInput struct {
 
 func (in serviceInput) apply(s *gateway.Service) error {
 	if in.ID != nil && *in.ID != s.ID {
-		return invalid("id cannot be changed", nil)
+		return invalid("id cannot be changed")
 	}
 	set(&s.Name, in.Name)
 	set(&s.PathPrefix, in.PathPrefix)
@@ -308,7 +308,7 @@ func set(field, given *string) {
 
 func verified(err error) error {
 	if err != nil {
-		return invalid(strings.ReplaceAll(err.Error(), "\n", "; "), nil)
+		return invalid(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
 }
@@ -361,7 +361,7 @@ type nodeInput struct {
 
 func (in nodeInput) apply(n *gateway.Node) error {
 	if in.ID != nil && *in.ID != n.ID {
-		return invalid("id cannot be changed", nil)
+		return invalid("id cannot be changed")
 	}
 	set(&n.Name, in.Name)
 	set(&n.BaseURL, in.BaseURL)
@@ -465,7 +465,7 @@ func number(c echo.Context, name string, byDefault, most int) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > most {
-		return 0, invalid(name+": want 1 to "+strconv.Itoa(most), nil)
+		return 0, invalid(name + ": want 1 to " + strconv.Itoa(most))
 	}
 	return n, nil
 }
@@ -518,7 +518,7 @@ func (s *Server) bind(c echo.Context) error {
 func (s *Server) unbind(c echo.Context) error {
 	id, err := strconv.ParseInt(c.Param("id"), 10, 64)
 	if err != nil {
-		return invalid("id: want a number", nil)
+		return invalid("id: want a number")
 	}
 	result, err := s.bindings.Unbind(c.Request().Context(), id)
 	if err != nil {

@@ -53,18 +53,18 @@ func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
 	if raw := header.Get("X-Forwarded-Uri"); raw != "" {
 		uri, err := url.ParseRequestURI(raw)
 		if err != nil {
-			return req, invalid("X-Forwarded-Uri is no path", nil) // the error would quote a query with a token
+			return req, invalid("X-Forwarded-Uri is no path") // the error would quote a query with a token
 		}
 		req.Path = path.Clean(uri.Path)
 		query = uri.Query()
 	}
 	if req.ServiceID == "" && req.Path == "" {
-		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed", nil)
+		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed")
 	}
 	if encoded, isLogin := header[headerUsername]; isLogin {
 		username, err := url.QueryUnescape(encoded[0])
 		if err != nil {
-			return req, invalid("X-Homenode-Username is not percent-encoded", nil)
+			return req, invalid("X-Homenode-Username is not percent-encoded")
 		}
 		if username != "" && gateway.VerifyName("username", username) != nil {
 			username = "" // no store can know it

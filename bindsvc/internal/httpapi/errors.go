@@ -89,12 +89,13 @@ func (s *Server) logRefusal(ctx context.Context, refusal *gateway.Error, id, pat
 		level = slog.LevelError
 	case gateway.StoreUnavailable:
 		level = slog.LevelWarn
+	default: // the client's or the node's matter, not the gateway's
 	}
 	s.log.Log(ctx, level, "refused", "reason", refusal.Reason, "detail", refusal.Detail, "error", refusal.Cause, "path", path, "request", id)
 }
 
-func invalid(detail string, cause error) error {
-	return &gateway.Error{Reason: gateway.Validation, Detail: detail, Cause: cause}
+func invalid(detail string) error {
+	return &gateway.Error{Reason: gateway.Validation, Detail: detail}
 }
 
 func notReady() error {

@@ -22,7 +22,7 @@ var fallbackReasons = map[int]gateway.Reason{
 func (s *Server) fallback(c echo.Context) error {
 	status, err := strconv.Atoi(c.QueryParam("status"))
 	if err != nil || status < 400 || status > 599 {
-		return invalid("status: want 400 to 599", nil)
+		return invalid("status: want 400 to 599")
 	}
 	reason, ok := fallbackReasons[status]
 	if !ok {

@@ -40,14 +40,14 @@ func (s *Server) login(c echo.Context) error {
 		Username: report.Username, LoginUsername: report.LoginUsername,
 	}
 	if err := login.Verify(); err != nil {
-		return invalid(err.Error(), nil)
+		return invalid(err.Error())
 	}
 	if report.Token == "" {
-		return invalid("token is empty", nil)
+		return invalid("token is empty")
 	}
 	service, ok := s.registry.Snapshot().Service(login.ServiceID)
 	if !ok {
-		return invalid("service does not exist", nil)
+		return invalid("service does not exist")
 	}
 	ctx := c.Request().Context()
 	// The token first: should the binding fail, its user is refused until the
@@ -91,9 +91,9 @@ func decodeJSON(c echo.Context, limit int64, into any) error {
 	case errors.As(err, &tooLarge):
 		return &gateway.Error{Reason: gateway.TooLarge}
 	case errors.As(err, &syntax), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return invalid("the body is not a JSON object", nil)
+		return invalid("the body is not a JSON object")
 	case errors.As(err, &wrongType):
-		return invalid("field "+wrongType.Field+" has the wrong type", nil)
+		return invalid("field " + wrongType.Field + " has the wrong type")
 	}
-	return invalid(err.Error(), nil)
+	return invalid(err.Error())
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -77,7 +78,7 @@ func (s *Server) recoverPanics(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) (err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				if p == http.ErrAbortHandler {
+				if abort, ok := p.(error); ok && errors.Is(abort, http.ErrAbortHandler) {
 					panic(p)
 				}
 				s.log.ErrorContext(c.Request().Context(), "panic", "panic", p, "path", c.Path(), "request", requestID(c))

@@ -33,7 +33,7 @@ func (s *Store) Follow(ctx context.Context, live func(bool), changed func(gatewa
 			pause = reconnectFirst
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end that was asked for
 		}
 		s.log.WarnContext(ctx, "changes may be missed until the database is listened to again", "error", err, "again_in", pause)
 		select {

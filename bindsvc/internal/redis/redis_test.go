@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -53,7 +54,7 @@ func requireTrusted(t *testing.T, store *redis.Store) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		_, err := store.RouteByUser(t.Context(), "ai", "asked by nobody else")
-		return err != nil && err == gateway.ErrNotFound
+		return errors.Is(err, gateway.ErrNotFound)
 	}, 10*time.Second, 10*time.Millisecond)
 }
 

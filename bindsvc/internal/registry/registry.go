@@ -55,18 +55,15 @@ type Registry struct {
 	published map[string]time.Time // by node id: from when on placement may choose it
 	rotation  map[string]*atomic.Uint64
 	probing   sync.WaitGroup
-	runCtx    context.Context // of Run, owns the probers; nothing is loaded before Run
+	runCtx    context.Context //nolint:containedctx // of Run, owns the probers; nothing is loaded before Run
 }
 
 // New makes a Registry. Nothing is read before Run.
 func New(store gateway.RegistryStore, opts Options, log *slog.Logger, now func() time.Time) *Registry {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.Proxy = nil // a node is reached the way Traefik reaches it: directly
-	transport.DisableKeepAlives = true
 	return &Registry{
 		store: store, opts: opts, log: log, now: now,
 		client: &http.Client{
-			Transport:     transport,
+			Transport:     &http.Transport{DisableKeepAlives: true}, // no proxy: a node is reached the way Traefik reaches it
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		ready: make(chan struct{}), kick: make(chan struct{}, 1),
@@ -107,7 +104,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	r.mu.Unlock()
 
 	if err := r.loadFirst(ctx); err != nil {
-		return nil //nolint:nilerr // ctx ended while the store was down: a normal end
+		return nil // ctx ended while the store was down: a normal end
 	}
 	go r.becomeReady(ctx)
 

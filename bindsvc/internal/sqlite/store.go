@@ -167,7 +167,7 @@ func (s *Store) tryTx(ctx context.Context, fn func(tx *sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it does nothing
+	defer tx.Rollback() // after a commit it does nothing
 	if err := fn(tx); err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (s *Store) inSnapshot(ctx context.Context, fn func(tx *sql.Tx) error) error
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // nothing was written
+	defer tx.Rollback()
 	return fn(tx)
 }
 
