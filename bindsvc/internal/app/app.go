@@ -61,7 +61,7 @@ func command(getenv config.Getenv) *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), versionCommand())
+	root.AddCommand(serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), demoCommand(getenv), versionCommand())
 	return root
 }
 
