@@ -3,12 +3,15 @@ package demo
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -48,9 +51,15 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	s.invite(o.Stdout)
-	<-ctx.Done()
-	_, _ = fmt.Fprintln(o.Stdout, "\nstopping …")
-	return nil
+	select {
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(o.Stdout, "\nstopping …")
+		return nil
+	case <-s.homenode.Done():
+		return s.explain(ctx, errors.New("homenode has ended"))
+	case <-s.traefik.Done():
+		return s.explain(ctx, errors.New("the gateway's Traefik has ended"))
+	}
 }
 
 // scene is every process of the demo.
@@ -74,8 +83,8 @@ var nodeNames = []string{"node-1", "node-2", "node-3"}
 
 func (s *scene) start(ctx context.Context) (err error) {
 	s.nodes, s.addresses = map[string]*proc.Process{}, map[string]string{}
-	for _, name := range append(slices.Clone(nodeNames), lateNode) {
-		if s.addresses[name], err = freeAddress(); err != nil {
+	for i, name := range append(slices.Clone(nodeNames), lateNode) {
+		if s.addresses[name], err = address(8981 + i); err != nil {
 			return err
 		}
 	}
@@ -89,9 +98,9 @@ func (s *scene) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	front := "127.0.0.1:8080"
-	if !isFree(front) {
-		front = "" // any other
+	front, err := address(8080)
+	if err != nil {
+		return err
 	}
 	work := filepath.Join(s.dir, "traefik")
 	if err := os.Mkdir(work, 0o700); err != nil {
@@ -132,7 +141,7 @@ func withoutSettings(environment []string) []string {
 }
 
 func (s *scene) startNode(ctx context.Context, name string) error {
-	p, err := s.self(name, nil, "demo", "node", "--name", name, "--listen", s.addresses[name], "--data", nodeDir(s.dir, name), "--prefix", prefix)
+	p, err := s.self(name, nil, "demo", "node", "--name", name, "--listen", s.addresses[name], "--data", filepath.Join(s.dir, name), "--prefix", prefix)
 	if err != nil {
 		return err
 	}
@@ -151,11 +160,11 @@ func (s *scene) startHomenode(ctx context.Context) (internal string, err error) 
 	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
 		return "", err
 	}
-	internal, err = freeAddress()
+	internal, err = proc.FreeAddress()
 	if err != nil {
 		return "", err
 	}
-	admin, err := freeAddress()
+	admin, err := proc.FreeAddress()
 	if err != nil {
 		return "", err
 	}
@@ -195,12 +204,16 @@ func (s *scene) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("stopped before the story's end: %w", err)
 	}
-	var logs strings.Builder
-	if s.homenode != nil {
-		logs.WriteString("\n--- homenode:\n" + s.homenode.LogTail(15))
-	}
+	processes := map[string]*proc.Process{"homenode": s.homenode}
 	if s.traefik != nil {
-		logs.WriteString("\n--- Traefik:\n" + s.traefik.LogTail(15))
+		processes["Traefik"] = s.traefik.Process
+	}
+	maps.Copy(processes, s.nodes)
+	var logs strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(processes)) {
+		if p := processes[name]; p != nil {
+			fmt.Fprintf(&logs, "\n--- %s:\n%s", name, p.LogTail(15))
+		}
 	}
 	return fmt.Errorf("%w%s", err, logs.String())
 }
@@ -213,25 +226,21 @@ Everything stays up; Ctrl-C stops it and removes its files. To try it yourself:
   then         curl -i -H 'x-token: TOKEN' %[1]s/whoami
   a note       curl -i -H 'x-token: TOKEN' %[1]s/notes -d '{"text":"remember me"}'
   forge        curl -i -H 'x-token: TOKEN' -H 'X-Gateway-Node: node-2' %[1]s/whoami
+  lose a node  kill -9 %[6]d   (node-1: its users get 503, nobody is moved)
   the nodes    curl -s -H 'x-token: %[2]s' %[3]s/gateway/admin/status
 
 Traefik's API: %[4]s/api/http/routers
 Logs and the nodes' data: %[5]s
-`, s.base, s.adminToken, s.traefik.URL("web"), s.traefik.APIURL(), s.dir)
+`, s.base, s.adminToken, s.traefik.URL("web"), s.traefik.APIURL(), s.dir, s.nodes[nodeNames[0]].Pid())
 }
 
-func freeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // at once, on loopback
+// address is the port's on loopback, or another one if somebody uses it. A fixed
+// port is also one that no outgoing connection can take while its node is down.
+func address(port int) (string, error) {
+	preferred := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	listener, err := net.Listen("tcp", preferred) //nolint:noctx // at once, on loopback
 	if err != nil {
-		return "", err
+		return proc.FreeAddress()
 	}
-	return listener.Addr().String(), listener.Close()
-}
-
-func isFree(address string) bool {
-	listener, err := net.Listen("tcp", address) //nolint:noctx // at once, on loopback
-	if err != nil {
-		return false
-	}
-	return listener.Close() == nil
+	return preferred, listener.Close()
 }

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,7 +36,8 @@ func (o *NodeOptions) Flags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Prefix, "prefix", "/js/a", "path prefix of the service")
 }
 
-// RunNode serves until ctx ends.
+// RunNode serves until ctx ends, lets the requests that run then finish, and
+// returns nil. What users left in the data folder is there at the next start.
 func RunNode(ctx context.Context, o NodeOptions) error {
 	n, err := newNode(o.Name, o.DataDir)
 	if err != nil {
@@ -49,16 +49,17 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 		return err
 	}
 	server := &http.Server{Handler: n.handler(o.Prefix), ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		<-ctx.Done()
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		if server.Shutdown(ending) != nil {
-			_ = server.Close() // streams that do not end by themselves
-		}
-	}()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }() // ends with Shutdown or Close
+	select {
+	case err := <-served:
 		return err
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if server.Shutdown(ending) != nil {
+		return server.Close() // somebody's request does not end by itself
 	}
 	return nil
 }
@@ -111,19 +112,31 @@ func (n *node) handler(prefix string) http.Handler {
 	mux.HandleFunc("POST "+prefix+"/notes", n.known(n.writeNote))
 	mux.HandleFunc("GET "+prefix+"/events", n.known(n.events))
 	mux.HandleFunc("GET "+prefix+"/ws", n.known(n.socket))
-	return mux
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set(nodeHeader, n.name)
+		mux.ServeHTTP(rw, r)
+	})
 }
+
+// nodeHeader is the node's own word on who answered, beside the gateway's.
+const nodeHeader = "X-Demo-Node"
 
 // answer writes the ai-server's envelope, which has HTTP status 200 whatever the code.
 func answer(rw http.ResponseWriter, code int, message string, data any) {
-	rw.Header().Set("Content-Type", "application/json; charset=utf-8")
-	_ = json.NewEncoder(rw).Encode(map[string]any{"code": code, "message": message, "data": data})
+	encoded, err := json.Marshal(map[string]any{"code": code, "message": message, "data": data})
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json;charset=UTF-8")
+	_, _ = rw.Write(encoded)
 }
 
 // userID is a 64-bit number beyond 2^53: whoever takes it for a float changes it.
+// Ann and ann are one user, here as at the gateway.
 func userID(username string) uint64 {
 	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(username))
+	_, _ = hash.Write([]byte(strings.ToLower(username)))
 	return 1<<62 + hash.Sum64()>>3
 }
 
@@ -135,7 +148,7 @@ func (n *node) login(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if request.Password == "wrong" {
-		answer(rw, 500, "wrong password", nil)
+		answer(rw, 500, "用户名或密码错误", nil)
 		return
 	}
 	id := userID(request.Username)
@@ -144,21 +157,26 @@ func (n *node) login(rw http.ResponseWriter, r *http.Request) {
 		answer(rw, 500, "the session could not be stored", nil)
 		return
 	}
-	answer(rw, 200, "welcome to "+n.name, map[string]any{"token": token, "userId": id, "username": request.Username})
+	answer(rw, 200, "登录成功", map[string]any{"token": token, "userId": id, "username": request.Username})
 }
 
 func (n *node) remember(token string, u user) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.tokens[token] = u
-	encoded, err := json.Marshal(n.tokens)
+	return n.store(tokensFile, n.tokens)
+}
+
+// store replaces a file as a whole: a node that is killed leaves the old or the new one.
+func (n *node) store(file string, content any) error {
+	encoded, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	if err := n.root.WriteFile(tokensFile+".new", encoded, 0o600); err != nil {
+	if err := n.root.WriteFile(file+".new", encoded, 0o600); err != nil {
 		return err
 	}
-	return n.root.Rename(tokensFile+".new", tokensFile)
+	return n.root.Rename(file+".new", file)
 }
 
 func tokenOf(r *http.Request) string {
@@ -240,12 +258,8 @@ func (n *node) writeNote(rw http.ResponseWriter, r *http.Request, u user) {
 		answer(rw, 400, fmt.Sprintf("at most %d notes", maxNotes), nil)
 		return
 	}
-	var encoded []byte
 	if err == nil {
-		encoded, err = json.Marshal(append(notes, request.Text))
-	}
-	if err == nil {
-		err = n.root.WriteFile(notesFile(u), encoded, 0o600)
+		err = n.store(notesFile(u), append(notes, request.Text))
 	}
 	if err != nil {
 		answer(rw, 500, "the note could not be stored", nil)
@@ -254,7 +268,7 @@ func (n *node) writeNote(rw http.ResponseWriter, r *http.Request, u user) {
 	answer(rw, 200, "stored on "+n.name, nil)
 }
 
-const eventPause = 150 * time.Millisecond
+const eventPause = 100 * time.Millisecond
 
 // events sends three server-sent events.
 func (n *node) events(rw http.ResponseWriter, r *http.Request, u user) {
@@ -286,6 +300,3 @@ func (n *node) socket(rw http.ResponseWriter, r *http.Request, _ user) {
 		}
 	}
 }
-
-// nodeDir is where a node of the demo keeps its data.
-func nodeDir(dir, name string) string { return filepath.Join(dir, name) }

@@ -29,7 +29,6 @@ type row struct{ user, request, status, node, shows string }
 type story struct {
 	*scene
 	table *tabwriter.Writer
-	step  string
 	home  map[string]string // by user name
 	token map[string]string // by user name
 }
@@ -58,10 +57,9 @@ type step struct {
 
 func runSteps(ctx context.Context, to io.Writer, st *story, steps []step) error {
 	for i, step := range steps {
-		st.step = step.name
 		_, _ = fmt.Fprintf(to, "\n%d. %s\n", i+1, step.name)
 		st.table = tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(st.table, "   USER\tREQUEST\tSTATUS\tNODE\t")
+		_, _ = fmt.Fprintln(st.table, "   USER\tREQUEST\tSTATUS\tNODE\tWHAT IT SHOWS")
 		err := step.run(ctx)
 		_ = st.table.Flush()
 		if err != nil {
@@ -80,7 +78,7 @@ func (s *story) show(r row) {
 // reply is an answer through Traefik.
 type reply struct {
 	status  int
-	node    string // X-Gateway-Node
+	node    string // the one that answered, by its own word; empty if none did
 	reason  string // X-Gateway-Reason
 	code    int    // of the envelope
 	message string
@@ -125,8 +123,12 @@ func (s *story) ask(ctx context.Context, method, url, token string, body any, he
 	if err := json.NewDecoder(response.Body).Decode(&envelope); err != nil {
 		return reply{}, fmt.Errorf("%s %s: status %d, no JSON: %w", method, url, response.StatusCode, err)
 	}
+	node := response.Header.Get(nodeHeader)
+	if told := response.Header.Get("X-Gateway-Node"); node != "" && strings.HasPrefix(url, s.base) && told != node {
+		return reply{}, fmt.Errorf("%s %s: the gateway says it went to %q, it went to %s", method, url, told, node)
+	}
 	return reply{
-		status: response.StatusCode, node: response.Header.Get("X-Gateway-Node"), reason: response.Header.Get("X-Gateway-Reason"),
+		status: response.StatusCode, node: node, reason: response.Header.Get("X-Gateway-Reason"),
 		code: envelope.Code, message: envelope.Message, data: envelope.Data,
 	}, nil
 }
@@ -220,14 +222,15 @@ func (s *story) writeNotes(ctx context.Context) error {
 		if _, err := s.atHome(ctx, name, http.MethodPost, "/notes", map[string]string{"text": "note of " + name}); err != nil {
 			return err
 		}
-		if err := s.readNote(ctx, name); err != nil {
+		if err := s.readNote(ctx, name, "POST, GET /notes"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *story) readNote(ctx context.Context, name string) error {
+// readNote wants the note of the user to be there, and shows it as the answer to the request.
+func (s *story) readNote(ctx context.Context, name, request string) error {
 	r, err := s.atHome(ctx, name, http.MethodGet, "/notes", nil)
 	if err != nil {
 		return err
@@ -236,7 +239,7 @@ func (s *story) readNote(ctx context.Context, name string) error {
 	if string(r.data) != want {
 		return fmt.Errorf("notes of %s: %s, want %s", name, r.data, want)
 	}
-	s.show(row{name, "GET /notes", "200", r.node, want})
+	s.show(row{name, request, "200", r.node, want})
 	return nil
 }
 
@@ -282,6 +285,8 @@ func (s *story) forge(ctx context.Context) error {
 
 func (s *story) hearEvents(ctx context.Context) error {
 	name := userNames[1]
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base+"/events?x-token="+s.token[name], nil)
 	if err != nil {
 		return err
@@ -303,7 +308,7 @@ func (s *story) hearEvents(ctx context.Context) error {
 	if len(arrivals) != 3 || arrivals[2].Sub(arrivals[0]) < eventPause {
 		return fmt.Errorf("%d events, in one piece or incomplete", len(arrivals))
 	}
-	s.show(row{name, "GET /events", fmt.Sprint(response.StatusCode), response.Header.Get("X-Gateway-Node"), fmt.Sprintf("3 events in %d ms", arrivals[2].Sub(arrivals[0]).Milliseconds())})
+	s.show(row{name, "GET /events", fmt.Sprint(response.StatusCode), response.Header.Get(nodeHeader), fmt.Sprintf("3 events in %d ms", arrivals[2].Sub(arrivals[0]).Milliseconds())})
 	return nil
 }
 
@@ -385,7 +390,7 @@ func (s *story) regainNode(ctx context.Context) error {
 	}
 	for _, name := range userNames {
 		if s.home[name] == back {
-			if err := s.readNote(ctx, name); err != nil {
+			if err := s.readNote(ctx, name, "GET /notes"); err != nil {
 				return err
 			}
 		}
@@ -403,10 +408,8 @@ func (s *story) addNode(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for traffic.Err() == nil && failed == nil {
-			if r, err := s.ask(ctx, http.MethodGet, s.base+"/whoami", "", nil); err != nil || !isOK(r) {
-				failed = errors.Join(err, fmt.Errorf("a request failed while the node was added: %s", r))
-			}
-			asked++
+			failed = s.goOn(ctx)
+			asked += 1 + len(userNames)
 		}
 	})
 	err := s.bindGus(ctx)
@@ -417,6 +420,20 @@ func (s *story) addNode(ctx context.Context) error {
 	}
 	s.show(row{"-", fmt.Sprintf("%d × GET /whoami meanwhile", asked), "200", "any", "none failed"})
 	return nil
+}
+
+// goOn makes a request of everybody and one without a login; all must be served.
+func (s *story) goOn(ctx context.Context) error {
+	for _, name := range userNames {
+		if _, err := s.atHome(ctx, name, http.MethodGet, "/whoami", nil); err != nil {
+			return err
+		}
+	}
+	r, err := s.ask(ctx, http.MethodGet, s.base+"/whoami", "", nil)
+	if err != nil {
+		return err
+	}
+	return nilUnless(!isOK(r), "a request without a login: %s", r)
 }
 
 // bindGus adds the node, binds a user to it in advance and lets the user log in.
