@@ -6,11 +6,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -48,13 +46,12 @@ func Binary(ctx context.Context, progress io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	build := exec.CommandContext(ctx, filepath.Join(root, "traefik", "host", "build.sh"))
-	build.Stderr = progress
-	path, err := build.Output()
-	if err != nil {
-		return "", fmt.Errorf("build Traefik: %w", err)
+	var path bytes.Buffer
+	build := proc.Command{Name: "build Traefik", Path: filepath.Join(root, "traefik", "host", "build.sh"), Stdout: &path, Stderr: progress}
+	if err := proc.Run(ctx, build); err != nil { // ends the compilers too when ctx does
+		return "", err
 	}
-	return strings.TrimSpace(string(path)), nil
+	return strings.TrimSpace(path.String()), nil
 }
 
 // Options say what differs from one Traefik to another.
