@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,7 +17,7 @@ import (
 	"github.com/homenode/homenode/internal/proc"
 )
 
-func startDemo(t *testing.T, stdout *bytes.Buffer, environment ...string) (demo *proc.Process, temporary string) {
+func startDemo(t *testing.T, stdout io.Writer, environment ...string) (demo *proc.Process, temporary string) {
 	t.Helper()
 	temporary = t.TempDir()
 	demo, err := proc.Start(proc.Command{
@@ -67,12 +69,44 @@ func TestCtrlCEndsTheDemo(t *testing.T) {
 		started, _ := filepath.Glob(filepath.Join(temporary, "homenode-demo-*", "traefik", "traefik.log"))
 		return len(started) > 0
 	}, time.Minute, 20*time.Millisecond)
-	require.NoError(t, syscall.Kill(demo.Pid(), syscall.SIGINT)) // to it alone, as it reaches it alone from a terminal
+	interrupt(t, demo)
+	require.Error(t, demo.Err(), "the story has not been told to its end")
+	requireNothingLeft(t, temporary)
+}
+
+func TestTheDemoStaysUpUntilCtrlC(t *testing.T) {
+	output, stdout := io.Pipe()
+	demo, temporary := startDemo(t, stdout, "ONCE=")
+	shown := make(chan string, 1000) // more than the demo prints: nothing waits for the test
+	go func() {                      // ends with the pipe
+		for lines := bufio.NewScanner(output); lines.Scan(); {
+			shown <- lines.Text()
+		}
+		close(shown)
+	}()
+	t.Cleanup(func() { _ = stdout.Close() })
+	limit := time.After(3 * time.Minute)
+	for line := ""; !strings.HasPrefix(line, "Logs and the nodes' data: "); {
+		select {
+		case line = <-shown:
+		case <-demo.Done():
+			require.Fail(t, "the demo ended by itself", "%v", demo.Err())
+		case <-limit:
+			require.Fail(t, "the demo does not come to the story's end")
+		}
+	}
+	interrupt(t, demo)
+	require.NoError(t, demo.Err())
+	requireNothingLeft(t, temporary)
+}
+
+// interrupt sends a Ctrl-C to the demo alone, as a terminal does, and waits for its end.
+func interrupt(t *testing.T, demo *proc.Process) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(demo.Pid(), syscall.SIGINT))
 	select {
 	case <-demo.Done():
 	case <-time.After(30 * time.Second):
 		demo.Kill()
 	}
-	require.Error(t, demo.Err(), "the story has not been told to its end")
-	requireNothingLeft(t, temporary)
 }

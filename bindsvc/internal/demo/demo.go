@@ -81,13 +81,8 @@ const prefix = "/js/a"
 
 var nodeNames = []string{"node-1", "node-2", "node-3"}
 
-func (s *scene) start(ctx context.Context) (err error) {
+func (s *scene) start(ctx context.Context) error {
 	s.nodes, s.addresses = map[string]*proc.Process{}, map[string]string{}
-	for i, name := range append(slices.Clone(nodeNames), lateNode) {
-		if s.addresses[name], err = address(8981 + i); err != nil {
-			return err
-		}
-	}
 	s.say("starting %s, homenode with its store in one file, and Traefik", strings.Join(nodeNames, ", "))
 	for _, name := range nodeNames {
 		if err := s.startNode(ctx, name); err != nil {
@@ -140,7 +135,13 @@ func withoutSettings(environment []string) []string {
 	})
 }
 
-func (s *scene) startNode(ctx context.Context, name string) error {
+// startNode starts a node, at the address that it had if it was there before.
+func (s *scene) startNode(ctx context.Context, name string) (err error) {
+	if s.addresses[name] == "" {
+		if s.addresses[name], err = address(8981 + len(s.addresses)); err != nil {
+			return err
+		}
+	}
 	p, err := s.self(name, nil, "demo", "node", "--name", name, "--listen", s.addresses[name], "--data", filepath.Join(s.dir, name), "--prefix", prefix)
 	if err != nil {
 		return err
@@ -202,7 +203,7 @@ func (s *scene) end() {
 // explain adds the ends of the logs to what went wrong, before they are removed.
 func (s *scene) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("stopped before the story's end: %w", err)
+		return fmt.Errorf("stopped before the story's end: %w", context.Cause(ctx))
 	}
 	processes := map[string]*proc.Process{"homenode": s.homenode}
 	if s.traefik != nil {
