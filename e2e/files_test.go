@@ -131,3 +131,32 @@ func TestTheStaticConfigurationForProduction(t *testing.T) {
 	}
 	require.Equal(t, http.StatusNotFound, statusOf(traefik.APIURL()+"/api/rawdata"), "Traefik's API is off")
 }
+
+// By default Traefik gives a request, its body included, a minute to arrive, and
+// answers a longer upload with 504. The configurations take that limit away.
+func TestAnUploadMayTakeAsLongAsItNeeds(t *testing.T) {
+	web, api, nobody := freeAddr(t), freeAddr(t), "http://"+freeAddr(t)
+	composed, _ := compose(t, composeSecrets)
+	environment := replaced(t, composed.Services["traefik"].Environment, map[string]string{
+		"TRAEFIK_ENTRYPOINTS_WEB_ADDRESS": web, "TRAEFIK_ENTRYPOINTS_TRAEFIK_ADDRESS": api,
+		"TRAEFIK_PROVIDERS_HTTP_ENDPOINT": nobody, "TRAEFIK_PROVIDERS_DOCKER_ENDPOINT": nobody,
+	})
+	environment["TRAEFIK_API_INSECURE"] = "true"
+	for name, options := range map[string]traefikproc.Options{
+		"docker-compose.yml": {Environment: environment},
+		"traefik/traefik.yml": {Static: repositoryFile(t, "traefik/traefik.yml",
+			`":80"`, fmt.Sprintf("%q", web), "127.0.0.1:8080", api, "http://127.0.0.1:9090", nobody, "#   api: {", "api: {")},
+		"of the demo and the tests": {Endpoint: nobody, PollInterval: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options.Binary, options.Dir, options.Secret, options.APIAddr = programs.traefik, t.TempDir(), secret, api
+			options.EntryPoints = map[string]string{"web": web}
+			traefik, err := traefikproc.Start(t.Context(), options)
+			require.NoError(t, err)
+			t.Cleanup(traefik.Kill)
+			entryPoint := get(t, traefik.APIURL()+"/api/entrypoints/web")
+			require.Contains(t, entryPoint, `"idleTimeout":"3m0s"`)
+			require.NotContains(t, entryPoint, "readTimeout", "left out where there is none")
+		})
+	}
+}

@@ -173,7 +173,11 @@ func (p *Process) static(o Options) section {
 		strategy = "delete"
 	}
 	for name, address := range p.entryPoints {
-		entryPoints[name] = section{"address": address, "http": section{"aliasHeadersStrategy": strategy}}
+		entryPoints[name] = section{
+			"address": address, "http": section{"aliasHeadersStrategy": strategy},
+			// As in traefik/traefik.yml: an upload may take longer than Traefik's minute.
+			"transport": section{"respondingTimeouts": section{"readTimeout": "0s"}},
+		}
 	}
 	providers := section{}
 	if o.Endpoint != "" {
