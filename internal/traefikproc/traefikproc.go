@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -226,11 +225,7 @@ func orFree(address string) (string, error) {
 	if address != "" {
 		return address, nil
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
+	return proc.FreeAddress()
 }
 
 // withoutHomenode keeps settings of whoever runs this out of a process that gets its own.
