@@ -37,6 +37,8 @@ var (
 	errUnavailable = errors.New("no decision from the binding service")
 )
 
+var userAgent = []string{"homenode-plugin"}
+
 // client talks to one binding service. It is shared by every middleware with the same endpoint and secret, and
 // outlives Traefik's reloads, which make new middlewares but must neither forget a login on its way nor open
 // new connections.
@@ -44,7 +46,7 @@ type client struct {
 	transport *http.Transport
 	// base is the endpoint as a URL to which paths are appended.
 	base          string
-	authorization string
+	authorization []string
 
 	// restUntil is 0 while the service answers, else the Unix time in nanoseconds before which nobody asks.
 	restUntil atomic.Int64
@@ -99,7 +101,7 @@ func newClient(endpoint *url.URL, secret string) *client {
 	return &client{
 		transport:     transport,
 		base:          base,
-		authorization: "Bearer " + secret,
+		authorization: []string{"Bearer " + secret},
 		pending:       map[string]*pendingLogin{},
 	}
 }
@@ -115,20 +117,11 @@ type question struct {
 	username string
 }
 
-// anonymous reports whether the request may go to any node of the service.
-func (q *question) anonymous() bool {
-	return q.token == "" && !q.login
-}
-
-// answer is the binding service's decision: to forward a request, or what to tell its client.
+// answer is the binding service's decision: to forward a request if status is 200, else what to tell its client.
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
-}
-
-func (a *answer) forward() bool {
-	return a.status == http.StatusOK
 }
 
 // bound reports whether the node is that of a user's binding, and not one that was placed.
@@ -140,9 +133,11 @@ func (a *answer) bound() bool {
 // errUnavailable when there is no answer or none of the binding service's own. The reason for the latter is
 // logged, at most once a second.
 func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*answer, error) {
-	admitted, probe := c.admit(timeout)
-	if !admitted {
-		return nil, errUnavailable
+	probe := false
+	if until := c.restUntil.Load(); until != 0 {
+		if probe = c.mayProbe(until, timeout); !probe {
+			return nil, errUnavailable
+		}
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), timeout)
 	defer cancel()
@@ -152,22 +147,12 @@ func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*an
 		c.complain(q.requestID, err)
 		return nil, errUnavailable
 	}
-
 	a, err := c.exchange(call)
-	switch {
-	case err == nil:
-		if c.restUntil.Load() != 0 {
-			c.restUntil.Store(0)
-		}
-	case req.Context().Err() != nil:
-		c.settle(probe)
-		return nil, errClientGone
-	default:
-		c.restUntil.Store(time.Now().Add(restAfterFailure).UnixNano())
-		// A connection to a machine that is gone must not fail the next question too.
-		c.transport.CloseIdleConnections()
-		c.complain(q.requestID, err)
-		return nil, errUnavailable
+	if err != nil {
+		return nil, c.unanswered(req, q, probe, err)
+	}
+	if c.restUntil.Load() != 0 {
+		c.restUntil.Store(0)
 	}
 	if err := a.verify(); err != nil {
 		c.complain(q.requestID, err)
@@ -176,19 +161,25 @@ func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*an
 	return a, nil
 }
 
-// admit reports whether to ask at all. After a failure nobody does for restAfterFailure; then one request is
-// the probe, and the others rest on until it has its answer.
-func (c *client) admit(timeout time.Duration) (admitted, probe bool) {
-	until := c.restUntil.Load()
-	if until == 0 {
-		return true, false
+// unanswered tells a client that went away from a binding service that does not answer, which is left alone for
+// restAfterFailure.
+func (c *client) unanswered(req *http.Request, q *question, probe bool, err error) error {
+	if req.Context().Err() != nil {
+		c.settle(probe)
+		return errClientGone
 	}
+	c.restUntil.Store(time.Now().Add(restAfterFailure).UnixNano())
+	// A connection to a machine that is gone must not fail the next question too.
+	c.transport.CloseIdleConnections()
+	c.complain(q.requestID, err)
+	return errUnavailable
+}
+
+// mayProbe reports whether this request is the one that asks after restAfterFailure. The others rest on until it
+// has its answer.
+func (c *client) mayProbe(until int64, timeout time.Duration) bool {
 	now := time.Now()
-	if now.UnixNano() < until {
-		return false, false
-	}
-	probe = c.restUntil.CompareAndSwap(until, now.Add(timeout).UnixNano())
-	return probe, probe
+	return now.UnixNano() >= until && c.restUntil.CompareAndSwap(until, now.Add(timeout).UnixNano())
 }
 
 // settle lets the next request be the probe, when this one was and found nothing out.
@@ -205,55 +196,49 @@ func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question
 	if err != nil {
 		return nil, err
 	}
-	uri := req.URL.EscapedPath()
-	header := http.Header{
-		"Authorization":      []string{c.authorization},
-		"User-Agent":         []string{"homenode-plugin"},
+	// The entry point has set these two, and has removed those of clients that are not trusted.
+	proto, host := req.Header["X-Forwarded-Proto"], req.Header["X-Forwarded-Host"]
+	if len(proto) == 0 {
+		proto = []string{scheme(req)}
+	}
+	if len(host) == 0 {
+		host = []string{req.Host}
+	}
+	uri, via := req.URL.EscapedPath(), forwardedFor(req)
+	languages := req.Header["Accept-Language"]
+	if len(uri)+len(via)+len(strings.Join(host, ","))+len(strings.Join(languages, ",")) > maxQuestion {
+		return nil, errors.New("the request's path and headers are too long to ask about")
+	}
+
+	call.Header = http.Header{
+		"Authorization":      c.authorization,
+		"User-Agent":         userAgent,
 		"X-Forwarded-Method": []string{req.Method},
-		"X-Forwarded-Proto":  []string{forwardedProto(req)},
-		"X-Forwarded-Host":   []string{forwardedHost(req)},
+		"X-Forwarded-Proto":  proto,
+		"X-Forwarded-Host":   host,
 		"X-Forwarded-Uri":    []string{uri},
-		"X-Forwarded-For":    []string{forwardedFor(req)},
+		"X-Forwarded-For":    []string{via},
+		"Accept-Language":    languages,
 		headerRequest:        []string{q.requestID},
 		headerService:        []string{q.service},
 	}
-	languages := req.Header["Accept-Language"]
-	if len(languages) > 0 {
-		header["Accept-Language"] = languages
-	}
 	switch {
 	case q.login:
-		header[headerUsername] = []string{url.QueryEscape(q.username)}
+		call.Header[headerUsername] = []string{url.QueryEscape(q.username)}
 	case q.token != "" && len(q.token) <= maxToken:
-		header[headerToken] = []string{url.QueryEscape(q.token)}
-	}
-	call.Header = header
-	if len(uri)+len(forwardedFor(req))+len(forwardedHost(req))+len(strings.Join(languages, ",")) > maxQuestion {
-		return nil, errors.New("the request's path and headers are too long to ask about")
+		call.Header[headerToken] = []string{url.QueryEscape(q.token)}
 	}
 	return call, nil
 }
 
-// The entry point has removed X-Forwarded-* of clients that are not trusted, and has set what follows except
-// for the client's address, which Traefik appends only after the plugins.
-
-func forwardedProto(req *http.Request) string {
-	switch proto := req.Header.Get("X-Forwarded-Proto"); {
-	case proto != "":
-		return proto
-	case req.TLS != nil:
+func scheme(req *http.Request) string {
+	if req.TLS != nil {
 		return "https"
 	}
 	return "http"
 }
 
-func forwardedHost(req *http.Request) string {
-	if host := req.Header.Get("X-Forwarded-Host"); host != "" {
-		return host
-	}
-	return req.Host
-}
-
+// forwardedFor appends the client's address, which Traefik does only after the plugins.
 func forwardedFor(req *http.Request) string {
 	client, _, err := net.SplitHostPort(req.RemoteAddr)
 	if err != nil {
@@ -282,11 +267,13 @@ func (c *client) exchange(call *http.Request) (*answer, error) {
 // verify tells the binding service's answers from those of anything else at or before its address (a wrong
 // secret, a proxy's 502 or login page): these must neither reach the client nor choose its node.
 func (a *answer) verify() error {
-	switch {
-	case a.forward():
+	if a.status == http.StatusOK {
 		if nodes := a.header[headerNode]; len(nodes) != 1 || nodes[0] == "" {
 			return errors.New("status 200 without exactly one " + headerNode)
 		}
+		return nil
+	}
+	switch {
 	case a.header.Get(headerReason) == "" || a.status < 200:
 		return fmt.Errorf("status %d without %s", a.status, headerReason)
 	case len(a.body) > maxAnswer:

@@ -135,10 +135,10 @@ func (c *client) post(p *pendingLogin, timeout time.Duration) error {
 		return err
 	}
 	call.Header = http.Header{
-		"Authorization":   []string{c.authorization},
+		"Authorization":   c.authorization,
 		"Content-Type":    []string{"application/json"},
 		"Idempotency-Key": []string{p.idempotencyKey},
-		"User-Agent":      []string{"homenode-plugin"},
+		"User-Agent":      userAgent,
 		headerRequest:     []string{p.requestID},
 	}
 	response, err := c.transport.RoundTrip(call)
@@ -197,7 +197,7 @@ func (c *client) removePending(p *pendingLogin) {
 // pendingOf returns the login of the request's user that is still on its way to the binding service, nil if there
 // is none.
 func (c *client) pendingOf(q *question) *pendingLogin {
-	if c.pendingCount.Load() == 0 || q.token == "" && q.username == "" {
+	if q.token == "" && q.username == "" {
 		return nil
 	}
 	key := tokenKey(q.service, q.token)

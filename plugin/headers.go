@@ -42,7 +42,7 @@ func guardHeaders(extra []string, sources []tokenSource) (*guardedHeaders, error
 			continue // guarded below, and never the answer's to set
 		}
 		for _, source := range sources {
-			if header := source.header(); header != "" && fold(header) == fold(name) {
+			if source.header != "" && fold(source.header) == fold(name) {
 				return nil, fmt.Errorf("%q is a header that tokenSources reads", name)
 			}
 		}
@@ -148,57 +148,53 @@ const (
 // tokenSource is one place where clients carry their token.
 type tokenSource struct {
 	kind string
-	// name is the header's (canonical), the cookie's or the query parameter's.
+	// name is the header's, the cookie's or the query parameter's.
 	name string
-}
-
-// header returns the request header that the token is read from, or "".
-func (s tokenSource) header() string {
-	switch s.kind {
-	case sourceHeader, sourceBearer:
-		return s.name
-	case sourceCookie:
-		return "Cookie"
-	}
-	return ""
+	// header is the canonical name of the request header that holds it, "" for the query.
+	header string
 }
 
 // token returns the first non-empty token that the request carries, or "". Cookies and the query are parsed
 // only when the sources before them were empty.
 func (m *Middleware) token(req *http.Request) string {
 	for _, source := range m.sources {
-		if token := source.token(req); token != "" {
+		if source.header == "" && req.URL.RawQuery == "" || source.header != "" && len(req.Header[source.header]) == 0 {
+			continue
+		}
+		if token := source.read(req); token != "" {
 			return token
 		}
 	}
 	return ""
 }
 
-func (s tokenSource) token(req *http.Request) string {
+func (s tokenSource) read(req *http.Request) string {
 	switch s.kind {
 	case sourceHeader:
-		return firstNonEmpty(req.Header[s.name])
+		return firstNonEmpty(req.Header[s.header])
 	case sourceBearer:
-		for _, value := range req.Header[s.name] {
-			scheme, token, _ := strings.Cut(value, " ")
-			if token = strings.TrimSpace(token); token != "" && strings.EqualFold(scheme, "Bearer") {
-				return token
-			}
-		}
+		return bearerToken(req.Header[s.header])
 	case sourceCookie:
-		if len(req.Header["Cookie"]) == 0 {
-			return ""
+		return cookieToken(req.Cookies(), s.name)
+	}
+	return firstNonEmpty(req.URL.Query()[s.name])
+}
+
+func bearerToken(values []string) string {
+	for _, value := range values {
+		scheme, token, _ := strings.Cut(value, " ")
+		if token = strings.TrimSpace(token); token != "" && strings.EqualFold(scheme, "Bearer") {
+			return token
 		}
-		for _, cookie := range req.Cookies() {
-			if cookie.Name == s.name && cookie.Value != "" {
-				return cookie.Value
-			}
+	}
+	return ""
+}
+
+func cookieToken(cookies []*http.Cookie, name string) string {
+	for _, cookie := range cookies {
+		if cookie.Name == name && cookie.Value != "" {
+			return cookie.Value
 		}
-	case sourceQuery:
-		if req.URL.RawQuery == "" {
-			return ""
-		}
-		return firstNonEmpty(req.URL.Query()[s.name])
 	}
 	return ""
 }

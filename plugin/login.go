@@ -48,10 +48,6 @@ type loginResult struct {
 	RequestID     string `json:"requestId"`
 }
 
-func (m *Middleware) isLogin(req *http.Request) bool {
-	return m.loginPath != "" && req.Method == http.MethodPost && req.URL.Path == m.loginPath
-}
-
 // readUsername returns the username of a login request, or "", which makes an anonymous login. The node gets
 // the body as if nobody had read it, errors included.
 func (m *Middleware) readUsername(req *http.Request, requestID string) string {
@@ -107,12 +103,13 @@ func (b *replayedBody) Read(p []byte) (int, error) { return b.reader.Read(p) }
 
 func (b *replayedBody) Close() error { return b.original.Close() }
 
-// failingReader repeats the error that ended the first reading.
+// failingReader repeats the error that ended the first reading. Read needs a name for what it ignores: Yaegi puts
+// the result of a function with an unnamed parameter in the parameter's place, and panics.
 type failingReader struct {
 	err error
 }
 
-func (r *failingReader) Read([]byte) (int, error) { return 0, r.err }
+func (r *failingReader) Read(p []byte) (int, error) { return 0, r.err }
 
 // usernameOf finds the username in a login request's body, or says why there is none.
 func usernameOf(body []byte, path []string) (username, problem string) {

@@ -3,8 +3,10 @@
 // node's child router, and reports successful logins before the client can see their token. All thinking
 // is the binding service's.
 //
-// Traefik interprets this package with Yaegi: standard library only, no generics, and every interpreted
-// call costs, so that the path of an ordinary request is a few calls of compiled library code.
+// Traefik interprets this package with Yaegi: standard library only, no generics. A call of an interpreted
+// function costs microseconds, the more the longer the function is, since all its variables and expressions
+// get memory first; a call of compiled library code costs a fraction. So the path of an ordinary request is
+// few functions, and what is rarely needed is in functions of its own.
 package plugin
 
 import (
@@ -154,7 +156,7 @@ func (m *Middleware) warm() {
 		m.ServeHTTP(&nobody{header: http.Header{}}, req)
 	}
 	forward := &answer{status: http.StatusOK, header: http.Header{headerNode: []string{"warm"}}}
-	if forward.verify() == nil && forward.forward() {
+	if forward.verify() == nil {
 		m.guarded.set(req.Header, forward.header)
 	}
 	reject := &answer{status: http.StatusServiceUnavailable, header: http.Header{headerReason: []string{"warm"}}}
@@ -169,7 +171,7 @@ type nobody struct{ header http.Header }
 
 func (n *nobody) Header() http.Header         { return n.header }
 func (n *nobody) Write(p []byte) (int, error) { return len(p), nil }
-func (n *nobody) WriteHeader(int)             {}
+func (n *nobody) WriteHeader(status int)      {}
 
 // ServeHTTP routes one request: no header of the client's can pass for one of the gateway's, a request with a
 // token or a login goes where the binding service says or is answered with 503, and anonymous requests fall
@@ -179,7 +181,7 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	q := question{requestID: requestID(req.Header), service: m.service}
 	rw.Header().Set(headerRequest, q.requestID)
 
-	if m.isLogin(req) {
+	if req.Method == http.MethodPost && m.loginPath != "" && req.URL.Path == m.loginPath {
 		q.login = true
 		q.username = m.readUsername(req, q.requestID)
 	} else {
@@ -188,14 +190,9 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 
 	a, err := m.decide(req, &q)
 	switch {
-	case errors.Is(err, errClientGone):
-		rw.WriteHeader(statusClientClosedRequest)
-	case err != nil && q.anonymous():
-		req.Header.Set(headerPool, m.service)
-		m.next.ServeHTTP(rw, req)
 	case err != nil:
-		m.sendUnavailable(rw, req, q.requestID)
-	case !a.forward():
+		m.serveUndecided(rw, req, &q, err)
+	case a.status != http.StatusOK:
 		a.send(rw)
 	case q.login:
 		m.guarded.set(req.Header, a.header)
@@ -208,6 +205,20 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// serveUndecided serves a request for which there is no decision. One with a token, or a login, is never sent
+// anywhere: its user may be bound.
+func (m *Middleware) serveUndecided(rw http.ResponseWriter, req *http.Request, q *question, err error) {
+	switch {
+	case errors.Is(err, errClientGone):
+		rw.WriteHeader(statusClientClosedRequest)
+	case q.token == "" && !q.login:
+		req.Header.Set(headerPool, m.service)
+		m.next.ServeHTTP(rw, req)
+	default:
+		m.sendUnavailable(rw, req, q.requestID)
+	}
+}
+
 // decide finds out what is to become of the request. It asks for every request: the local cache of decisions
 // (cache.go) goes before the question.
 //
@@ -215,14 +226,17 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 // the request anonymous, or does not know the name, and would place it anew: the node could be any. Such an answer
 // does not count before the login has arrived.
 func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
-	p := m.client.pendingOf(q)
+	var p *pendingLogin
+	if m.client.pendingCount.Load() > 0 {
+		p = m.client.pendingOf(q)
+	}
 	if p != nil && !p.heard.Load() {
 		if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {
 			return nil, err
 		}
 	}
 	a, err := m.client.ask(req, q, m.timeout)
-	if p == nil || err != nil || !a.forward() || a.bound() {
+	if p == nil || err != nil || a.status != http.StatusOK || a.bound() {
 		return a, err
 	}
 	if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {

@@ -189,10 +189,11 @@ func parseTokenSources(texts []string) ([]tokenSource, error) {
 		source := tokenSource{kind: kind, name: name}
 		switch {
 		case kind == sourceBearer && !named:
-			source.name = "Authorization"
+			source.header = "Authorization"
 		case kind == sourceHeader && isFieldName(name):
-			source.name = http.CanonicalHeaderKey(name)
+			source.header = http.CanonicalHeaderKey(name)
 		case kind == sourceCookie && isFieldName(name):
+			source.header = "Cookie"
 		case kind == sourceQuery && name != "":
 		default:
 			return nil, fmt.Errorf(`%q must be "header:NAME", "bearer", "cookie:NAME" or "query:NAME"`, text)
