@@ -136,9 +136,14 @@ func configCommand(getenv config.Getenv) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			mode := "production: PostgreSQL and Redis"
-			if c.Embedded() {
-				mode = "embedded: one file below " + c.DataDir
+			mode := "embedded: one file below " + c.DataDir
+			if !c.Embedded() {
+				mode = "production: PostgreSQL and Redis"
+				st, err := openStores(cmd.Context(), c, slog.New(slog.DiscardHandler)) // connects to nothing
+				if err != nil {
+					return err
+				}
+				defer func() { _ = st.close() }()
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "settings are fine (%s)\n", mode)
 			return err

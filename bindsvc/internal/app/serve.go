@@ -235,7 +235,8 @@ func serverOptions(c config.Config) (httpapi.Options, error) {
 		Traefik: traefikconf.Settings{
 			Plugin: c.Traefik.Plugin, Endpoint: endpoint, ServiceURL: serviceURL, AdminURL: adminURL,
 			EntryPoints: c.Traefik.EntryPoints, Rule: c.Traefik.Rule, TLS: c.Traefik.TLS, NoRoute: c.Traefik.NoRoute,
-			CircuitBreaker: c.Traefik.CircuitBreaker, TokenSources: c.Token.Sources, StripHeaders: c.Traefik.StripHeaders,
+			CircuitBreaker: c.Traefik.CircuitBreaker, Timeout: time.Duration(c.Traefik.Timeout), BindTimeout: time.Duration(c.Traefik.BindTimeout),
+			TokenSources: c.Token.Sources, StripHeaders: c.Traefik.StripHeaders,
 			Messages: c.Messages,
 		},
 	}, nil

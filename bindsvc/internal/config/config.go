@@ -12,9 +12,11 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 
@@ -147,6 +149,8 @@ type Traefik struct {
 	Endpoint       string         `yaml:"endpoint"`      // HOMENODE_ENDPOINT: how Traefik's plugin reaches this service
 	AdminEndpoint  string         `yaml:"adminEndpoint"` // HOMENODE_ADMIN_ENDPOINT: how Traefik reaches the admin listener
 	PollInterval   Duration       `yaml:"pollInterval"`  // that of Traefik's HTTP provider
+	Timeout        Duration       `yaml:"timeout"`       // of the plugin's question to this service
+	BindTimeout    Duration       `yaml:"bindTimeout"`   // how long the plugin holds a login's response for its binding
 	EntryPoints    []string       `yaml:"entryPoints"`
 	Rule           string         `yaml:"rule"`
 	TLS            map[string]any `yaml:"tls"`
@@ -208,6 +212,7 @@ func Default() Config {
 		Decision: Decision{MaxAge: Duration(60 * time.Second), StaleIfError: Duration(300 * time.Second)},
 		Traefik: Traefik{
 			Plugin: "homenode", PollInterval: Duration(5 * time.Second), EntryPoints: []string{"web"},
+			Timeout: Duration(2 * time.Second), BindTimeout: Duration(time.Second),
 			NoRoute: true, CircuitBreaker: "NetworkErrorRatio() > 0.30",
 		},
 		Admin:    Admin{Enabled: true},
@@ -324,10 +329,10 @@ func (c *Config) Verify() error {
 	if !c.Embedded() && c.Secret == "" {
 		problem("HOMENODE_SECRET: required with PostgreSQL and Redis; set it, or HOMENODE_SECRET_FILE, to at least %d characters", MinSecretLength)
 	}
-	if c.Secret != "" && len(c.Secret) < MinSecretLength {
+	if c.Secret != "" && utf8.RuneCountInString(string(c.Secret)) < MinSecretLength {
 		problem("HOMENODE_SECRET: want at least %d characters", MinSecretLength)
 	}
-	if c.AdminToken != "" && len(c.AdminToken) < MinSecretLength {
+	if c.AdminToken != "" && utf8.RuneCountInString(string(c.AdminToken)) < MinSecretLength {
 		problem("HOMENODE_ADMIN_TOKEN: want at least %d characters", MinSecretLength)
 	}
 	if c.Embedded() && c.DataDir == "" {
@@ -338,6 +343,16 @@ func (c *Config) Verify() error {
 	for _, source := range c.Token.Sources {
 		if err := verifyTokenSource(source); err != nil {
 			problem("token.sources: %w", err)
+		}
+	}
+	for _, name := range c.Traefik.StripHeaders {
+		if !headerName.MatchString(name) {
+			problem("traefik.stripHeaders: %q is no header name", name)
+		}
+		for _, source := range c.Token.Sources {
+			if strings.EqualFold(source, "header:"+name) || source == "bearer" && strings.EqualFold(name, "Authorization") {
+				problem("traefik.stripHeaders: token.sources reads %q, which would be gone before", name)
+			}
 		}
 	}
 	if len(c.Token.Sources) == 0 {
@@ -389,10 +404,9 @@ func (c *Config) verifyAddresses() (problems []error) {
 			problems = append(problems, fmt.Errorf("listen %q: want host:port or unix:///path", address))
 		}
 	}
-	if _, err := c.PluginEndpoint(); err != nil {
-		problems = append(problems, err)
-	}
 	if _, err := c.ServiceURL(); err != nil {
+		problems = append(problems, err)
+	} else if _, err := c.PluginEndpoint(); err != nil {
 		problems = append(problems, err)
 	}
 	if c.Admin.Enabled {
@@ -410,7 +424,7 @@ func (c *Config) verifyTimes() (problems []error) {
 	}{
 		{"token.cacheTTL", c.Token.CacheTTL}, {"health.interval", c.Health.Interval}, {"health.timeout", c.Health.Timeout},
 		{"registry.pollInterval", c.Registry.PollInterval}, {"traefik.pollInterval", c.Traefik.PollInterval},
-		{"shutdownTimeout", c.Shutdown},
+		{"traefik.timeout", c.Traefik.Timeout}, {"traefik.bindTimeout", c.Traefik.BindTimeout}, {"shutdownTimeout", c.Shutdown},
 	} {
 		if setting.value <= 0 {
 			problems = append(problems, fmt.Errorf("%s: want more than 0", setting.name))
@@ -460,12 +474,15 @@ func (c *Config) verifyServices() (problems []error) {
 	return problems
 }
 
+// headerName is RFC 9110's token, which cookie names share.
+var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+
 func verifyTokenSource(source string) error {
 	kind, name, _ := strings.Cut(source, ":")
 	switch {
 	case source == "bearer":
 		return nil
-	case (kind == "header" || kind == "cookie" || kind == "query") && name != "":
+	case kind == "query" && name != "", (kind == "header" || kind == "cookie") && headerName.MatchString(name):
 		return nil
 	}
 	return fmt.Errorf("%q: want header:NAME, bearer, cookie:NAME or query:NAME", source)

@@ -41,13 +41,20 @@ func New(nodes Nodes, sessions Sessions, bindings Bindings) *Decider {
 	return &Decider{nodes: nodes, sessions: sessions, bindings: bindings}
 }
 
-// Decide returns where the request goes, or a *gateway.Error that says why nowhere.
+// Decide returns where the request goes, or a *gateway.Error that says why nowhere;
+// the service is told in both cases.
 // A user who is bound is never sent to another node, whatever happens.
 func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Decision, error) {
 	service, err := d.service(req)
 	if err != nil {
 		return gateway.Decision{}, err
 	}
+	decision, err := d.within(ctx, service, req)
+	decision.ServiceID = service.ID
+	return decision, err
+}
+
+func (d *Decider) within(ctx context.Context, service gateway.Service, req gateway.Request) (gateway.Decision, error) {
 	switch {
 	case req.Login || req.Method == http.MethodPost && service.LoginPath != "" && req.Path == service.FullLoginPath():
 		return d.login(ctx, service, req.Username)
@@ -92,7 +99,7 @@ func (d *Decider) login(ctx context.Context, service gateway.Service, username s
 	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
-	return gateway.Decision{ServiceID: service.ID, NodeID: route.NodeID, Epoch: route.Epoch}, nil
+	return gateway.Decision{NodeID: route.NodeID, Epoch: route.Epoch}, nil
 }
 
 func (d *Decider) anonymous(service gateway.Service) (gateway.Decision, error) {
@@ -100,7 +107,7 @@ func (d *Decider) anonymous(service gateway.Service) (gateway.Decision, error) {
 	if err != nil {
 		return gateway.Decision{}, err
 	}
-	return gateway.Decision{ServiceID: service.ID, NodeID: nodeID}, nil
+	return gateway.Decision{NodeID: nodeID}, nil
 }
 
 func (d *Decider) user(ctx context.Context, service gateway.Service, userID string) (gateway.Decision, error) {
@@ -118,7 +125,7 @@ func (d *Decider) user(ctx context.Context, service gateway.Service, userID stri
 	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
-	return gateway.Decision{ServiceID: service.ID, NodeID: route.NodeID, UserID: userID, Epoch: route.Epoch, Cacheable: true}, nil
+	return gateway.Decision{NodeID: route.NodeID, UserID: userID, Epoch: route.Epoch, Cacheable: true}, nil
 }
 
 func (d *Decider) bindToDefault(ctx context.Context, service gateway.Service, userID string) (gateway.Route, error) {

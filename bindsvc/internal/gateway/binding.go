@@ -37,8 +37,17 @@ func KeyOf(username string) UsernameKey {
 // MaxNameLength is the longest username and user id, in characters.
 const MaxNameLength = 255
 
-// VerifyName checks a username or user id: not empty, at most MaxNameLength
-// characters of valid UTF-8, none a control character.
+// VerifyUserID checks a user id, which travels in a header: a username's rules,
+// and no control character.
+func VerifyUserID(field, id string) error {
+	if strings.ContainsFunc(id, unicode.IsControl) {
+		return fmt.Errorf("%s contains a control character", field)
+	}
+	return VerifyName(field, id)
+}
+
+// VerifyName checks a username: not empty, at most MaxNameLength characters of
+// valid UTF-8, none of them NUL.
 func VerifyName(field, name string) error {
 	switch {
 	case name == "":
@@ -47,8 +56,8 @@ func VerifyName(field, name string) error {
 		return fmt.Errorf("%s is not valid UTF-8", field)
 	case utf8.RuneCountInString(name) > MaxNameLength:
 		return fmt.Errorf("%s is longer than %d characters", field, MaxNameLength)
-	case strings.ContainsFunc(name, unicode.IsControl):
-		return fmt.Errorf("%s contains a control character", field)
+	case strings.ContainsRune(name, 0):
+		return fmt.Errorf("%s contains NUL", field)
 	}
 	return nil
 }
@@ -75,7 +84,7 @@ func (l Login) Verify() error {
 	if l.NodeID == "" {
 		problems = append(problems, errors.New("node is empty"))
 	}
-	problems = append(problems, VerifyName("userId", l.UserID))
+	problems = append(problems, VerifyUserID("userId", l.UserID))
 	for _, optional := range []struct{ field, name string }{{"username", l.Username}, {"loginUsername", l.LoginUsername}} {
 		if optional.name != "" {
 			problems = append(problems, VerifyName(optional.field, optional.name))

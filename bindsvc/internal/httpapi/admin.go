@@ -327,7 +327,7 @@ func (s *Server) createService(c echo.Context) error {
 	if err := s.store.CreateService(ctx, service); err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, viewService(service))
+	return s.refreshed(c, s.serviceNow(service.ID))
 }
 
 func (s *Server) updateService(c echo.Context) error {
@@ -339,14 +339,14 @@ func (s *Server) updateService(c echo.Context) error {
 	if err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, viewService(service))
+	return s.refreshed(c, s.serviceNow(service.ID))
 }
 
 func (s *Server) deleteService(c echo.Context) error {
 	if err := s.store.DeleteService(c.Request().Context(), c.Param("serviceId")); err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, nil)
+	return s.refreshed(c, nothing)
 }
 
 // nodeInput is a node as an administrator gives it; what is not given stays.
@@ -387,7 +387,7 @@ func (s *Server) createNode(c echo.Context) error {
 	if err := s.store.CreateNode(c.Request().Context(), node); err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, s.viewNode(node))
+	return s.refreshed(c, s.nodeNow(node.ID))
 }
 
 func (s *Server) updateNode(c echo.Context) error {
@@ -399,14 +399,14 @@ func (s *Server) updateNode(c echo.Context) error {
 	if err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, s.viewNode(node))
+	return s.refreshed(c, s.nodeNow(node.ID))
 }
 
 func (s *Server) deleteNode(c echo.Context) error {
 	if err := s.store.DeleteNode(c.Request().Context(), c.Param("nodeId")); err != nil {
 		return stored(err)
 	}
-	return s.refreshed(c, nil)
+	return s.refreshed(c, nothing)
 }
 
 // checkNode probes a node now.
@@ -419,14 +419,30 @@ func (s *Server) checkNode(c echo.Context) error {
 }
 
 // reload reads the registry now.
-func (s *Server) reload(c echo.Context) error { return s.refreshed(c, nil) }
+func (s *Server) reload(c echo.Context) error { return s.refreshed(c, nothing) }
 
-// refreshed makes this instance see the write it has just answered for.
-func (s *Server) refreshed(c echo.Context, data any) error {
+// refreshed makes this instance see the write, then answers with what there is now.
+func (s *Server) refreshed(c echo.Context, now func() any) error {
 	if err := s.registry.Refresh(c.Request().Context()); err != nil {
 		return gateway.Unavailable(err)
 	}
-	return s.succeed(c, data)
+	return s.succeed(c, now())
+}
+
+func nothing() any { return nil }
+
+func (s *Server) serviceNow(id string) func() any {
+	return func() any {
+		service, _ := s.registry.Snapshot().Service(id)
+		return viewService(service)
+	}
+}
+
+func (s *Server) nodeNow(id string) func() any {
+	return func() any {
+		node, _ := s.registry.Snapshot().Node(id)
+		return s.viewNode(node)
+	}
 }
 
 const (
@@ -489,7 +505,7 @@ func (in bindInput) verify() error {
 		problems = append(problems, errors.New("userId or username is needed"))
 	}
 	if in.UserID != "" {
-		problems = append(problems, gateway.VerifyName("userId", string(in.UserID)))
+		problems = append(problems, gateway.VerifyUserID("userId", string(in.UserID)))
 	}
 	if in.Username != "" {
 		problems = append(problems, gateway.VerifyName("username", in.Username))

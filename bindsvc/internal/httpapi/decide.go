@@ -66,10 +66,7 @@ func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
 		if err != nil {
 			return req, invalid("X-Homenode-Username is not percent-encoded")
 		}
-		if username != "" && gateway.VerifyName("username", username) != nil {
-			username = "" // no store can know it
-		}
-		req.Login, req.Username = true, username
+		req.Login, req.Username = true, usable(username)
 	} else {
 		req.Token = tokenOf(header, s.sources, query)
 	}

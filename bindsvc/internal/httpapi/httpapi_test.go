@@ -172,6 +172,18 @@ func TestLoginThenDecide(t *testing.T) {
 	require.Empty(t, anonymous.Header().Get("X-User-Id"))
 }
 
+func TestALoginWithAnOddNameCountsAllTheSame(t *testing.T) {
+	b := setup(t, nil)
+	for user, name := range map[string]string{"1": strings.Repeat("a", 256), "2": `a\u0000b`, "3": `anna\t`} {
+		r := b.v1(http.MethodPost, "/v1/logins", nil, `{"service":"ai","node":"n2","userId":"`+user+`","token":"t`+user+`","username":"`+name+`","loginUsername":"`+name+`"}`)
+		require.JSONEq(t, `{"node":"n2","created":true}`, r.Body.String())
+		require.Equal(t, user, b.decide(map[string]string{"X-Homenode-Service": "ai", "X-Homenode-Token": "t" + user}).Header().Get("X-User-Id"))
+	}
+	r := b.decide(map[string]string{"X-Homenode-Service": "ai", "X-Homenode-Username": "anna%09"})
+	require.Equal(t, "n2", r.Header().Get("X-Gateway-Node"))
+	require.NotEmpty(t, r.Header().Get("X-Binding-Epoch"))
+}
+
 func TestRefusals(t *testing.T) {
 	b := setup(t, nil)
 	requireRefused(t, b.decide(map[string]string{"X-Forwarded-Uri": "/nowhere"}), gateway.NoRoute)
@@ -185,7 +197,6 @@ func TestRefusals(t *testing.T) {
 		"no user id": `{"service":"ai","node":"n1","token":"t"}`, "no token": `{"service":"ai","node":"n1","userId":"7"}`,
 		"no node": `{"service":"ai","userId":"7","token":"t"}`, "wrong type": `{"service":"ai","node":"n1","userId":7,"token":"t"}`,
 		"control character": `{"service":"ai","node":"n1","userId":"7\u0000","token":"t"}`,
-		"long name":         `{"service":"ai","node":"n1","userId":"7","token":"t","username":"` + strings.Repeat("a", 256) + `"}`,
 		"unknown service":   `{"service":"x","node":"n1","userId":"7","token":"t"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -324,6 +335,8 @@ func TestServicesAndNodes(t *testing.T) {
 	service, found := b.nodes.Snapshot().Service("doc")
 	require.True(t, found, "the instance that writes refreshes at once")
 	require.Equal(t, "d1", service.DefaultNodeID)
+	_, view := open(t, b.call(http.MethodPut, "/services/doc", `{}`))
+	require.NotContains(t, view["createTime"], "0001-")
 	require.Equal(t, "Docs", service.Name, "what is not given stays")
 	requireRefused(t, b.call(http.MethodDelete, "/nodes/d1", ""), gateway.Conflict)
 	ok(b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":null,"name":"D"}`))

@@ -37,7 +37,7 @@ func (s *Server) login(c echo.Context) error {
 	}
 	login := gateway.Login{
 		ServiceID: report.Service, NodeID: report.Node, UserID: report.UserID,
-		Username: report.Username, LoginUsername: report.LoginUsername,
+		Username: usable(report.Username), LoginUsername: usable(report.LoginUsername),
 	}
 	if err := login.Verify(); err != nil {
 		return invalid(err.Error())
@@ -70,6 +70,14 @@ func (s *Server) login(c echo.Context) error {
 			"user", result.Binding.UserID, "node", result.Binding.NodeID, "login_node", login.NodeID, "request", report.RequestID)
 	}
 	return c.JSON(http.StatusOK, loginAnswer{Node: result.Binding.NodeID, Created: result.Created})
+}
+
+// usable drops a name that no store can hold: the login counts all the same.
+func usable(name string) string {
+	if gateway.VerifyName("", name) != nil {
+		return ""
+	}
+	return name
 }
 
 // decodeJSON reads one JSON object of at most limit bytes, without unknown fields.

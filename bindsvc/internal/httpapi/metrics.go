@@ -70,7 +70,7 @@ func (m *metrics) known(serviceID string) string {
 	return ""
 }
 
-// nodeUp is 1 for every enabled node that is UP.
+// nodeUp is 1 for every node that is UP, 0 for every other one.
 type nodeUp struct{ registry *registry.Registry }
 
 var nodeUpDesc = prometheus.NewDesc("homenode_node_up", "1 if the node is UP, else 0.", []string{"service", "node"}, nil)

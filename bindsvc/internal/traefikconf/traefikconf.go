@@ -9,6 +9,7 @@ package traefikconf
 
 import (
 	"strings"
+	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
@@ -25,6 +26,8 @@ type Settings struct {
 	TLS            map[string]any // of the public routers; nil = none
 	NoRoute        bool           // a last router answers NO_ROUTE
 	CircuitBreaker string         // expression; empty = none
+	Timeout        time.Duration  // of the plugin's question
+	BindTimeout    time.Duration  // how long the plugin holds a login's response
 	TokenSources   []string
 	StripHeaders   []string
 	Messages       string // language of the plugin's own answers when the client does not say: zh or en
@@ -71,7 +74,7 @@ type Router struct {
 	Middlewares []string       `json:"middlewares,omitempty"`
 	Service     string         `json:"service,omitempty"`
 	ParentRefs  []string       `json:"parentRefs,omitempty"`
-	TLS         map[string]any `json:"tls,omitempty"`
+	TLS         map[string]any `json:"tls,omitzero"` // an empty one still means TLS
 }
 
 // Service is a Traefik service: one server, or a weighted choice of services.
@@ -197,6 +200,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 		if target == "" {
 			target = name
 			b.http.Services[name] = single(node.BaseURL)
+			b.http.Services[name].Middlewares = []string{headers} // for the pool, which does not pass the child
 		}
 		child := b.child(service.ID, parent, "Header(`X-Gateway-Node`, `"+node.ID+"`)", target)
 		child.Middlewares = append([]string{headers}, child.Middlewares...)
@@ -241,6 +245,11 @@ func (b *builder) pluginSettings(service gateway.Service) map[string]any {
 		"service":  service.ID,
 		"endpoint": b.settings.Endpoint,
 		"login":    service.Login,
+	}
+	for key, limit := range map[string]time.Duration{"timeout": b.settings.Timeout, "bindTimeout": b.settings.BindTimeout} {
+		if limit > 0 {
+			settings[key] = limit.String()
+		}
 	}
 	for key, value := range map[string]string{
 		"loginPath": service.FullLoginPath(), "logoutPath": service.FullLogoutPath(), "messages": b.settings.Messages,

@@ -139,6 +139,16 @@ func TestAnEmptyRegistryIsStillAConfiguration(t *testing.T) {
 	require.Contains(t, string(encoded), internalService)
 }
 
+func TestAnEmptyTLSSectionIsTLS(t *testing.T) {
+	http := build([]gateway.Service{service("ai", "/js/a")}, nil, func(s *Settings) { s.TLS = map[string]any{} })
+	encoded, err := json.Marshal(http.Routers["ai"])
+	require.NoError(t, err)
+	require.Contains(t, string(encoded), `"tls":{}`)
+	encoded, err = json.Marshal(http.Routers["ai~not-known"])
+	require.NoError(t, err)
+	require.NotContains(t, string(encoded), "tls", "a child has none")
+}
+
 func TestTheSecretIsNotInIt(t *testing.T) {
 	encoded, err := json.Marshal(build([]gateway.Service{service("ai", "/js/a")}, nil, nil))
 	require.NoError(t, err)
