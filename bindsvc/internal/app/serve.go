@@ -84,7 +84,11 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 			Failures: c.Health.Failures, Successes: c.Health.Successes,
 		},
 	}, log, time.Now)
-	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), log, time.Now)
+	tokenWrites := gate(cacheLimit)
+	if c.Embedded() { // the tokens are in the file, whose writers wait in a queue
+		tokenWrites = &outage.Gate{Limit: writeLimit}
+	}
+	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), tokenWrites, log, time.Now)
 	defer sessions.Close()
 	// Writes wait in a queue when many log in at once: that is no outage.
 	bindings := binding.NewDirectory(st.durable, st.routes, binding.Gates{

@@ -4,7 +4,7 @@ package decide
 import (
 	"context"
 	"errors"
-	"net/http"
+	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
@@ -56,7 +56,7 @@ func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Deci
 
 func (d *Decider) within(ctx context.Context, service gateway.Service, req gateway.Request) (gateway.Decision, error) {
 	switch {
-	case req.Login || req.Method == http.MethodPost && service.LoginPath != "" && req.Path == service.FullLoginPath():
+	case req.Login:
 		return d.login(ctx, service, req.Username)
 	case req.Token == "":
 		return d.anonymous(service)
@@ -128,12 +128,17 @@ func (d *Decider) user(ctx context.Context, service gateway.Service, userID stri
 	return gateway.Decision{NodeID: route.NodeID, UserID: userID, Epoch: route.Epoch, Cacheable: true}, nil
 }
 
+// defaultBindLimit is shorter than a login's report may take: the plugin waits for this answer.
+const defaultBindLimit = 500 * time.Millisecond
+
 func (d *Decider) bindToDefault(ctx context.Context, service gateway.Service, userID string) (gateway.Route, error) {
 	if service.DefaultNodeID == "" {
 		return gateway.Route{}, &gateway.Error{Reason: gateway.NoBinding}
 	}
 	login := gateway.Login{ServiceID: service.ID, NodeID: service.DefaultNodeID, UserID: userID}
-	result, err := d.bindings.BindIfAbsent(ctx, login)
+	limited, cancel := context.WithTimeout(ctx, defaultBindLimit)
+	defer cancel()
+	result, err := d.bindings.BindIfAbsent(limited, login)
 	var conflict *gateway.ConflictError
 	if errors.As(err, &conflict) { // the default node was deleted since
 		return gateway.Route{}, &gateway.Error{Reason: gateway.NoBinding, Cause: err}

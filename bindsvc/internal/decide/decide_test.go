@@ -122,7 +122,7 @@ func TestDecide(t *testing.T) {
 		"a login is not its old token's":        {req: gateway.Request{Login: true, Username: "ann", Token: "t1"}, node: "n2"},
 		"a login to a node that is down":        {change: func(w *world) { w.up["n2"] = false }, req: gateway.Request{Login: true, Username: "ann"}, reason: gateway.NodeDown},
 		"a login while bindings cannot be read": {change: func(w *world) { w.bindErr = errStore }, req: gateway.Request{Login: true, Username: "bob"}, reason: gateway.StoreUnavailable},
-		"a login seen by its path":              {req: gateway.Request{Method: "POST", Path: "/js/a/sys/login", Token: "t2"}, node: "n1"},
+		"a token near the login path":           {req: gateway.Request{Path: "/js/a/sys/login", Token: "t2"}, node: "n2", user: "2"},
 		"found by path":                         {req: gateway.Request{ServiceID: "-", Path: "/js/a/x", Token: "t2"}, node: "n2", user: "2"},
 		"no service there":                      {req: gateway.Request{ServiceID: "-", Path: "/js/apple", Token: "t2"}, reason: gateway.NoRoute},
 		"an unknown service":                    {req: gateway.Request{ServiceID: "x", Token: "t2"}, reason: gateway.NoRoute},

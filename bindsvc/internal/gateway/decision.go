@@ -3,7 +3,6 @@ package gateway
 // Request is what a decision needs to know of a client's request.
 type Request struct {
 	ServiceID  string // empty: found by Path
-	Method     string
 	Path       string // decoded
 	Token      string // empty: none
 	Login      bool

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -63,8 +64,10 @@ func DefaultLoginFields() LoginFields {
 }
 
 // WithDefaults fills the fields that are not set.
-func (f LoginFields) WithDefaults() LoginFields {
-	d := DefaultLoginFields()
+func (f LoginFields) WithDefaults() LoginFields { return f.Or(DefaultLoginFields()) }
+
+// Or fills the fields that are not set with those of d.
+func (f LoginFields) Or(d LoginFields) LoginFields {
 	for _, field := range []struct{ value, byDefault *string }{
 		{&f.Username, &d.Username}, {&f.Code, &d.Code}, {&f.Token, &d.Token},
 		{&f.UserID, &d.UserID}, {&f.ResponseUsername, &d.ResponseUsername},
@@ -122,6 +125,12 @@ func (s Service) Verify() error {
 		if path.value != "" && (!pathPattern.MatchString(path.value) || strings.Contains(path.value, "//") || hasDotSegment(path.value)) {
 			problem("%s %q: want a clean path below pathPrefix, such as /sys/login", path.field, path.value)
 		}
+	}
+	if s.LoginPath != "" && s.LoginPath == s.LogoutPath {
+		problem("logoutPath %q: is the loginPath", s.LogoutPath)
+	}
+	if slices.Contains(s.Login.Success, "") || len(s.Login.Success) == 0 {
+		problem("login.success: want at least one value, none of them empty")
 	}
 	if !healthPattern.MatchString(s.HealthPath) {
 		problem("healthPath %q: want an absolute path such as /actuator/health", s.HealthPath)

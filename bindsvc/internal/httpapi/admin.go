@@ -267,15 +267,15 @@ func (s *Server) listServices(c echo.Context) error {
 
 // serviceInput is a service as an administrator gives it; what is not given stays.
 type serviceInput struct {
-	ID            *string              `json:"id"`
-	Name          *string              `json:"name"`
-	PathPrefix    *string              `json:"pathPrefix"`
-	LoginPath     *string              `json:"loginPath"`
-	LogoutPath    *string              `json:"logoutPath"`
-	HealthPath    *string              `json:"healthPath"`
-	DefaultNodeID nullable             `json:"defaultNodeId"`
-	Enabled       *flag                `json:"enabled"`
-	Login         *gateway.LoginFields `json:"login"`
+	ID            *string             `json:"id"`
+	Name          *string             `json:"name"`
+	PathPrefix    *string             `json:"pathPrefix"`
+	LoginPath     *string             `json:"loginPath"`
+	LogoutPath    *string             `json:"logoutPath"`
+	HealthPath    *string             `json:"healthPath"`
+	DefaultNodeID nullable            `json:"defaultNodeId"`
+	Enabled       *flag               `json:"enabled"`
+	Login         gateway.LoginFields `json:"login"` // what is empty stays
 }
 
 func (in serviceInput) apply(s *gateway.Service) error {
@@ -293,10 +293,7 @@ func (in serviceInput) apply(s *gateway.Service) error {
 	if in.Enabled != nil {
 		s.Enabled = bool(*in.Enabled)
 	}
-	if in.Login != nil {
-		s.Login = *in.Login
-	}
-	s.Login = s.Login.WithDefaults()
+	s.Login = in.Login.Or(s.Login).WithDefaults()
 	return verified(s.Verify())
 }
 

@@ -45,10 +45,7 @@ func (s *Server) cacheControl(decision gateway.Decision) string {
 
 // readRequest reads the client's request from the headers that describe it.
 func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
-	req := gateway.Request{ServiceID: header.Get(headerService), Method: header.Get("X-Forwarded-Method")}
-	if req.Method == "" {
-		req.Method = http.MethodGet
-	}
+	req := gateway.Request{ServiceID: header.Get(headerService)}
 	var query url.Values
 	if raw := header.Get("X-Forwarded-Uri"); raw != "" {
 		uri, err := url.ParseRequestURI(raw)

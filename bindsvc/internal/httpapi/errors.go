@@ -70,7 +70,9 @@ func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
 		message += " (" + refusal.Detail + ")"
 	}
 	header := c.Response().Header()
-	header.Set(headerReason, string(refusal.Reason))
+	if !errors.Is(refusal.Cause, errNotReady) { // no verdict: to a plugin this service is not there yet
+		header.Set(headerReason, string(refusal.Reason))
+	}
 	header.Set(headerRequestID, requestID(c))
 	header.Set("Cache-Control", "no-store")
 	if refusal.RetryAfter > 0 {
@@ -98,6 +100,8 @@ func invalid(detail string) error {
 	return &gateway.Error{Reason: gateway.Validation, Detail: detail}
 }
 
+var errNotReady = errors.New("the registry is not loaded yet")
+
 func notReady() error {
-	return &gateway.Error{Reason: gateway.StoreUnavailable, RetryAfter: time.Second, Cause: errors.New("the registry is not loaded yet")}
+	return &gateway.Error{Reason: gateway.StoreUnavailable, RetryAfter: time.Second, Cause: errNotReady}
 }

@@ -57,7 +57,7 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 		},
 	}, log, time.Now)
 	gate := func() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: time.Second} }
-	sessions := session.NewResolver(store, nil, gate(), log, time.Now)
+	sessions := session.NewResolver(store, nil, gate(), gate(), log, time.Now)
 	t.Cleanup(sessions.Close)
 	bindings := binding.NewDirectory(store, nil, binding.Gates{Read: gate(), Write: gate(), Shared: gate()}, log)
 	t.Cleanup(bindings.Close)

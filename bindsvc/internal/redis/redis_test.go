@@ -227,6 +227,7 @@ func TestFlushReachesEveryRouteAndNothingElse(t *testing.T) {
 	}
 	require.NoError(t, store.PutToken(ctx, "ai", "t", "1"))
 	require.NoError(t, store.Invalidate(ctx, []gateway.Change{{Kind: gateway.ChangeBindings}}))
+	requireTrusted(t, store) // the flush that follows is over
 	for i := range users {
 		_, err := store.RouteByUser(ctx, "ai", fmt.Sprint(i))
 		require.ErrorIs(t, err, gateway.ErrNotFound)

@@ -114,11 +114,18 @@ func (s *Store) Invalidate(ctx context.Context, changes []gateway.Change) error 
 		case gateway.ChangeUsername:
 			keys = append(keys, nameKey(change.ServiceID, change.UsernameKey))
 		case gateway.ChangeBindings:
-			return s.Flush(ctx)
+			s.trust.lose(ctx, "any binding may have changed", nil)
+			return nil // nothing is answered from here until the flush that follows
 		case gateway.ChangeRegistry: // a route does not depend on it
 		}
 	}
 	if len(keys) == 0 {
+		return nil
+	}
+	if _, trusted := s.trust.state(); !trusted {
+		// A flush has to come anyway, one that began before this change does not do,
+		// and a Redis that hangs must not hold up the changes behind this one.
+		s.trust.lose(ctx, "an invalidation came before the flush", nil)
 		return nil
 	}
 	if err := s.bury(ctx, keys); err != nil {

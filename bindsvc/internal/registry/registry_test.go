@@ -248,7 +248,7 @@ func TestServiceAt(t *testing.T) {
 	s := registry.NewSnapshot([]gateway.Service{service("js", "/js"), service("a", "/js/a"), off}, nil)
 	for path, want := range map[string]string{
 		"/js": "js", "/js/": "js", "/js/b": "js", "/js/a": "a", "/js/a/": "a", "/js/a/x": "a",
-		"/js/apple": "js", "/jsx": "", "/": "", "/js/a/off/x": "a",
+		"/js/apple": "js", "/jsx": "", "/": "", "/js/a/off/x": "off",
 	} {
 		found, _ := s.ServiceAt(path)
 		require.Equal(t, want, found.ID, path)

@@ -27,12 +27,18 @@ func NewSnapshot(services []gateway.Service, nodes []gateway.Node) *Snapshot {
 func newSnapshot(services []gateway.Service, nodes []gateway.Node) (*Snapshot, []error) {
 	s := &Snapshot{nodes: map[string]gateway.Node{}, byID: map[string]*gateway.Service{}, ofSvc: map[string][]gateway.Node{}}
 	var problems []error
+	prefixes := map[string]string{}
 	for _, service := range services {
 		service.Login = service.Login.WithDefaults()
 		if err := service.Verify(); err != nil {
 			problems = append(problems, &gateway.Error{Reason: gateway.Validation, Detail: "service " + service.ID + " left out", Cause: err})
 			continue
 		}
+		if other, taken := prefixes[service.PathPrefix]; taken {
+			problems = append(problems, &gateway.Error{Reason: gateway.Validation, Detail: "service " + service.ID + " left out: it has the path prefix of " + other})
+			continue
+		}
+		prefixes[service.PathPrefix] = service.ID
 		s.Services = append(s.Services, service)
 	}
 	slices.SortFunc(s.Services, func(a, b gateway.Service) int {
@@ -64,10 +70,10 @@ func (s *Snapshot) Service(id string) (gateway.Service, bool) {
 	return *service, true
 }
 
-// ServiceAt returns the enabled service that covers path; of nested prefixes the longest wins.
+// ServiceAt returns the service that covers path, enabled or not; of nested prefixes the longest wins.
 func (s *Snapshot) ServiceAt(path string) (gateway.Service, bool) {
 	for _, service := range s.Services {
-		if service.Enabled && service.Covers(path) {
+		if service.Covers(path) {
 			return service, true
 		}
 	}

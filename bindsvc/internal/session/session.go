@@ -41,7 +41,8 @@ type lesson struct{ serviceID, token, userID string }
 type Resolver struct {
 	cache     gateway.TokenCache
 	authority gateway.Tokens // asked when the cache knows nothing; nil = none
-	gate      *outage.Gate
+	readGate  *outage.Gate
+	writeGate *outage.Gate
 	log       *slog.Logger
 	now       func() time.Time
 
@@ -53,9 +54,9 @@ type Resolver struct {
 
 // NewResolver makes a Resolver over the token cache and, where the node's own
 // session store can be read, that authority (nil if not).
-func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, gate *outage.Gate, log *slog.Logger, now func() time.Time) *Resolver {
+func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, readGate, writeGate *outage.Gate, log *slog.Logger, now func() time.Time) *Resolver {
 	return &Resolver{
-		cache: cache, authority: authority, gate: gate, log: log, now: now,
+		cache: cache, authority: authority, readGate: readGate, writeGate: writeGate, log: log, now: now,
 		local: otter.Must(&otter.Options[key, entry]{
 			MaximumSize:      localSize,
 			ExpiryCalculator: otter.ExpiryWriting[key, entry](localTTL),
@@ -85,8 +86,8 @@ func (r *Resolver) UserByToken(ctx context.Context, serviceID, token string) (st
 		r.local.Set(k, entry{userID, r.now()})
 		return userID, nil
 	case errors.Is(err, gateway.ErrNotFound):
-		if isKnown && r.isUnlearned(k) {
-			return known.userID, nil
+		if userID, ok := r.unlearnedUser(k); ok {
+			return userID, nil
 		}
 		r.local.Invalidate(k)
 		return "", gateway.ErrNotFound
@@ -97,7 +98,7 @@ func (r *Resolver) UserByToken(ctx context.Context, serviceID, token string) (st
 }
 
 func (r *Resolver) ask(ctx context.Context, serviceID, token string) (userID string, err error) {
-	err = r.gate.Do(ctx, func(ctx context.Context) error {
+	err = r.readGate.Do(ctx, func(ctx context.Context) error {
 		userID, err = r.cache.UserByToken(ctx, serviceID, token)
 		if !errors.Is(err, gateway.ErrNotFound) || r.authority == nil {
 			return err
@@ -122,7 +123,7 @@ func (r *Resolver) Learn(ctx context.Context, serviceID, token, userID string) {
 		return
 	}
 	r.local.Set(k, entry{userID, r.now()})
-	err := r.gate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, serviceID, token, userID) })
+	err := r.writeGate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, serviceID, token, userID) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -136,11 +137,11 @@ func (r *Resolver) Learn(ctx context.Context, serviceID, token, userID string) {
 	}
 }
 
-func (r *Resolver) isUnlearned(k key) bool {
+func (r *Resolver) unlearnedUser(k key) (string, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, ok := r.unlearned[k]
-	return ok
+	l, ok := r.unlearned[k]
+	return l.userID, ok
 }
 
 // Run writes what Learn could not, once a second, until ctx ends.
@@ -150,6 +151,9 @@ func (r *Resolver) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			r.relearn(ending) // what only this instance knows ends with it
 			return nil
 		case <-ticker.C:
 			r.relearn(ctx)
@@ -165,7 +169,7 @@ func (r *Resolver) relearn(ctx context.Context) {
 	}
 	r.mu.Unlock()
 	for k, l := range waiting {
-		err := r.gate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, l.serviceID, l.token, l.userID) })
+		err := r.writeGate.Do(ctx, func(ctx context.Context) error { return r.cache.PutToken(ctx, l.serviceID, l.token, l.userID) })
 		if err != nil {
 			return
 		}

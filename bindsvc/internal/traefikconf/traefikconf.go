@@ -119,6 +119,8 @@ func Build(snapshot *registry.Snapshot, s Settings) Configuration {
 	for _, service := range snapshot.Services {
 		if service.Enabled {
 			b.service(service, snapshot.NodesOf(service.ID))
+		} else {
+			b.closed(service)
 		}
 	}
 	return Configuration{HTTP: b.http}
@@ -136,7 +138,7 @@ func (b *builder) frame() {
 	b.http.Middlewares[fallbackName] = map[string]any{"errors": map[string]any{
 		"status":  []string{"502-504"},
 		"service": internalService,
-		"query":   FallbackPath + "?status={status}&url={url}",
+		"query":   FallbackPath + "?status={status}", // no {url}: it could carry a token
 		// The client's other headers, its token first of all, stay here.
 		"errorRequestHeaders": []string{"Accept-Language", "X-Request-Id"},
 	}}
@@ -148,8 +150,8 @@ func (b *builder) frame() {
 			"expression": s.CircuitBreaker, "checkPeriod": "100ms", "fallbackDuration": "3s", "recoveryDuration": "1s",
 		}}
 	}
+	b.http.Middlewares[noRouteName] = map[string]any{"replacePath": map[string]any{"path": NoRoutePath}}
 	if s.NoRoute {
-		b.http.Middlewares[noRouteName] = map[string]any{"replacePath": map[string]any{"path": NoRoutePath}}
 		router := b.public("PathPrefix(`/`)")
 		router.Priority, router.Middlewares, router.Service = 1, []string{noRouteName}, internalService
 		b.http.Routers[noRouteName] = router
@@ -177,6 +179,14 @@ func covers(prefix string) string {
 		return "PathPrefix(`/`)"
 	}
 	return "Path(`" + prefix + "`) || PathPrefix(`" + prefix + "/`)"
+}
+
+// closed answers NO_ROUTE for a disabled service, whose paths must not fall to a
+// service with a shorter prefix.
+func (b *builder) closed(service gateway.Service) {
+	router := b.public(covers(service.PathPrefix))
+	router.Middlewares, router.Service = []string{noRouteName}, internalService
+	b.http.Routers[service.ID+"~closed"] = router
 }
 
 func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
@@ -235,7 +245,7 @@ func (b *builder) child(parentName string, parent *Router, match, service string
 func (b *builder) freeName(serviceID, nodeID string) string {
 	name := serviceID + "-" + nodeID
 	if b.http.Routers[name] != nil {
-		return serviceID + "~" + nodeID
+		return serviceID + "~node~" + nodeID
 	}
 	return name
 }

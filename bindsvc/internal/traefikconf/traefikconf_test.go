@@ -109,9 +109,11 @@ func TestADisabledServiceHasNoRoute(t *testing.T) {
 	off := service("ai", "/js/a")
 	off.Enabled = false
 	http := build([]gateway.Service{off}, []gateway.Node{node("node-1", "ai")}, nil)
-	for name := range http.Routers {
-		require.False(t, strings.HasPrefix(name, "ai"), name)
-	}
+	require.NotContains(t, http.Routers, "ai")
+	closed := http.Routers["ai~closed"]
+	require.Equal(t, internalService, closed.Service)
+	require.Equal(t, []string{noRouteName}, closed.Middlewares, "its paths do not fall to a shorter prefix")
+	require.Len(t, http.Services, 2)
 }
 
 func TestANodeOfAnotherProvider(t *testing.T) {
