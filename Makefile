@@ -21,6 +21,7 @@ test: unit e2e ## everything, from unit tests to whole processes
 unit: ## go vet, then the tests of every package; real PostgreSQL and Redis where a package talks to one
 	go vet ./...
 	go test -race -timeout 15m $(UNIT)
+	go test -timeout 15m ./plugin # interpreted too, as Traefik runs it
 
 e2e: traefik ## scenarios with a real Traefik, PostgreSQL and Redis
 	go test -race -timeout 45m -v ./e2e

@@ -41,8 +41,10 @@ type pendingLogin struct {
 	idempotencyKey string
 	// heard: the binding service has had the login and could not store it. It knows the token since.
 	heard atomic.Bool
-	// done is closed when the login was taken, or refused for good.
-	done chan struct{}
+	// arrived ends (by arrive) when the login was taken, or refused for good. A context, so that waiting for it
+	// needs no select.
+	arrived context.Context
+	arrive  context.CancelFunc
 }
 
 // tokenKey names a token without holding it.
@@ -76,8 +78,8 @@ func (c *client) postLogin(result loginResult, wait time.Duration) {
 		requestID:      result.RequestID,
 		body:           body,
 		idempotencyKey: newID(),
-		done:           make(chan struct{}),
 	}
+	p.arrived, p.arrive = context.WithCancel(context.Background())
 	if !c.addPending(p) {
 		log.Printf("homenode: request %s: %d logins wait for the binding service, this one is tried only once", p.requestID, maxPending)
 		if err := c.post(p, wait); err != nil {
@@ -87,11 +89,7 @@ func (c *client) postLogin(result loginResult, wait time.Duration) {
 	}
 	go c.deliver(p)
 
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-p.done:
-	case <-timer.C:
+	if !p.wait(context.Background(), wait) {
 		log.Printf("homenode: request %s: login answered before its binding, which goes on in the background", p.requestID)
 	}
 }
@@ -191,7 +189,7 @@ func (c *client) removePending(p *pendingLogin) {
 		}
 	}
 	c.pendingCount.Add(-1)
-	close(p.done)
+	p.arrive()
 }
 
 // pendingOf returns the login of the request's user that is still on its way to the binding service, nil if there
@@ -211,15 +209,26 @@ func (c *client) pendingOf(q *question) *pendingLogin {
 
 // await waits until the login has arrived, and fails with errUnavailable when it has not within timeout.
 func (c *client) await(ctx context.Context, p *pendingLogin, requestID string, timeout time.Duration) error {
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-p.done:
+	switch {
+	case p.wait(ctx, timeout):
 		return nil
-	case <-ctx.Done():
+	case ctx.Err() != nil:
 		return errClientGone
-	case <-timer.C:
-		c.complain(requestID, errors.New("the user's login has not been taken yet"))
-		return errUnavailable
 	}
+	c.complain(requestID, errors.New("the user's login has not been taken yet"))
+	return errUnavailable
+}
+
+// wait returns when the login has arrived, when ctx ends, or after timeout, and reports whether the login has.
+//
+// Yaegi keeps the channels of a select statement in one place for all goroutines: of two logins that wait at
+// once, one would go on when the other has arrived. So there must be no select in this package; what has to be
+// waited for is brought into one context, whose channel is received from.
+func (p *pendingLogin) wait(ctx context.Context, timeout time.Duration) (arrived bool) {
+	waiting, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	stop := context.AfterFunc(p.arrived, cancel)
+	defer stop()
+	<-waiting.Done()
+	return p.arrived.Err() != nil
 }

@@ -238,7 +238,7 @@ func TestInformationalAnswersTrailersAndAborts(t *testing.T) {
 		require.True(t, r.readError, "the client sees that it was cut")
 		require.Equal(t, aliceResponse[:20], r.body)
 		require.Len(t, b.service.logins(), 1)
-		require.Equal(t, []any{http.ErrAbortHandler}, b.panics, "Traefik must recognise the abort")
+		require.Equal(t, []any{http.ErrAbortHandler}, b.causes(), "Traefik must recognise the abort")
 	})
 }
 

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 )
 
@@ -124,10 +123,15 @@ func New(_ context.Context, next http.Handler, config *Config, name string) (han
 	if err != nil {
 		return nil, fmt.Errorf("homenode middleware %s: %w", name, err)
 	}
-	m := &Middleware{
+	warmUp.Do(warm)
+	return newMiddleware(next, config, s, clientFor(s.endpoint, s.secret)), nil
+}
+
+func newMiddleware(next http.Handler, config *Config, s *settings, c *client) *Middleware {
+	return &Middleware{
 		next:        next,
 		service:     config.Service,
-		client:      clientFor(s.endpoint, s.secret),
+		client:      c,
 		timeout:     s.timeout,
 		bindTimeout: s.bindTimeout,
 		loginPath:   config.LoginPath,
@@ -136,42 +140,7 @@ func New(_ context.Context, next http.Handler, config *Config, name string) (han
 		guarded:     s.guarded,
 		language:    s.language,
 	}
-	warmUp.Do(m.warm)
-	return m, nil
 }
-
-var warmUp sync.Once
-
-// warm sends a request through the middleware that goes nowhere, since its client is gone already. Yaegi works
-// out the types of functions at their first call, without a lock: two first requests at once would race.
-func (m *Middleware) warm() {
-	gone, leave := context.WithCancel(context.Background())
-	leave()
-	req, err := http.NewRequestWithContext(gone, http.MethodGet, "http://localhost/", nil)
-	if err != nil {
-		return
-	}
-	for _, token := range []string{"warm", ""} {
-		req.Header = http.Header{"X-Token": []string{token}}
-		m.ServeHTTP(&nobody{header: http.Header{}}, req)
-	}
-	forward := &answer{status: http.StatusOK, header: http.Header{headerNode: []string{"warm"}}}
-	if forward.verify() == nil {
-		m.guarded.set(req.Header, forward.header)
-	}
-	reject := &answer{status: http.StatusServiceUnavailable, header: http.Header{headerReason: []string{"warm"}}}
-	if reject.verify() == nil {
-		reject.send(&nobody{header: http.Header{}})
-	}
-	m.sendUnavailable(&nobody{header: http.Header{}}, req, "warm")
-}
-
-// nobody is the client of warm.
-type nobody struct{ header http.Header }
-
-func (n *nobody) Header() http.Header         { return n.header }
-func (n *nobody) Write(p []byte) (int, error) { return len(p), nil }
-func (n *nobody) WriteHeader(status int)      {}
 
 // ServeHTTP routes one request: no header of the client's can pass for one of the gateway's, a request with a
 // token or a login goes where the binding service says or is answered with 503, and anonymous requests fall
