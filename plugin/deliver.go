@@ -43,7 +43,7 @@ type pendingLogin struct {
 	heard atomic.Bool
 	// arrived ends (by arrive) when the login was taken, or refused for good. A context, so that waiting for it
 	// needs no select.
-	arrived context.Context
+	arrived context.Context //nolint:containedctx // an event that can be waited for together with a request's end
 	arrive  context.CancelFunc
 }
 

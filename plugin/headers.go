@@ -50,7 +50,8 @@ func guardHeaders(extra []string, sources []tokenSource) (*guardedHeaders, error
 	}
 
 	var patterns []string
-	g.first, g.third = make([]bool, 256), make([]bool, 256)
+	g.first = make([]bool, 256)
+	g.third = make([]bool, 256)
 	for _, name := range append([]string{homenodePrefix, headerRequest}, g.names...) {
 		name = fold(name)
 		markByte(g.first, name, 0)

@@ -47,6 +47,41 @@ func TestFirstLoginsAtOnce(t *testing.T) {
 	})
 }
 
+func TestALoginWaitsForItsOwnBinding(t *testing.T) {
+	onEachBuild(t, func(t *testing.T, build build) {
+		b := setup(t, build, nil)
+		b.onNode(func(rw http.ResponseWriter, req *http.Request) {
+			_, _ = fmt.Fprintf(rw, `{"code":200,"data":{"token":%q,"userId":1}}`, req.Header.Get("X-Name"))
+		})
+		waiting, proceed := make(chan struct{}), make(chan struct{})
+		b.service.onLogin(func(_ http.ResponseWriter, req *http.Request) {
+			if req.Header.Get("X-Request-Id") == "slow" {
+				close(waiting)
+				<-proceed
+			}
+		})
+		login := func(id string) error {
+			_, err := send(context.Background(), b.gateway.URL, http.MethodPost, "/js/a/sys/login", nil, "X-Request-Id: "+id, "X-Name: "+id)
+			return err
+		}
+		answered := make(chan error, 1)
+		go func() { answered <- login("slow") }()
+		<-waiting
+		var others sync.WaitGroup
+		for n := range 20 {
+			others.Go(func() {
+				if err := login(fmt.Sprintf("quick-%d", n)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		others.Wait()
+		require.Empty(t, answered, "answered before it was bound")
+		close(proceed)
+		require.NoError(t, <-answered)
+	})
+}
+
 func TestUsernameOfALoginRequest(t *testing.T) {
 	cases := map[string]struct {
 		body    string

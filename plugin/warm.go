@@ -18,10 +18,14 @@ var warmUp sync.Once
 // would race.
 func warm() {
 	config := CreateConfig()
-	config.Service, config.Endpoint, config.Secret, config.LoginPath = "warm", "http://localhost", newID(), "/login"
+	// One by one: Yaegi loses the values when fields are assigned several at once.
+	config.Service = "warm"
+	config.Endpoint = "http://localhost"
+	config.Secret = newID()
+	config.LoginPath = "/login"
 	s, err := config.verify()
 	if err != nil {
-		return
+		panic(err) // New makes an error of it: a warm-up that does nothing would go unnoticed
 	}
 	c := newClient(s.endpoint, s.secret)
 	c.transport.RegisterProtocol("warm", &warmService{})
@@ -41,8 +45,7 @@ func warm() {
 	m.warmRequest(gone, http.MethodGet, nil, "unanswered")
 	c.transport.DialContext(gone, "tcp", "127.0.0.1:0")
 
-	p := &pendingLogin{keys: []string{tokenKey(m.service, "bound")}}
-	p.arrived, p.arrive = gone, leave
+	p := &pendingLogin{keys: []string{tokenKey(m.service, "bound")}, arrived: gone, arrive: leave}
 	c.addPending(p)
 	m.warmRequest(context.Background(), http.MethodGet, nil, "bound")
 	c.removePending(p)
