@@ -38,7 +38,7 @@ type node struct {
 
 func startNode(t *testing.T, name string) *node {
 	t.Helper()
-	n := &node{name: name, addr: "127.0.0.1:0"}
+	n := &node{name: name, addr: freeAddr(t)}
 	n.up(t)
 	t.Cleanup(n.stop)
 	return n
@@ -51,7 +51,6 @@ func (n *node) up(t *testing.T) {
 	t.Helper()
 	listener, err := net.Listen("tcp", n.addr)
 	require.NoError(t, err)
-	n.addr = listener.Addr().String()
 	server := &http.Server{Handler: n.handler(), ReadHeaderTimeout: 10 * time.Second}
 	n.mu.Lock()
 	n.server = server

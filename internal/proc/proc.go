@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -194,15 +195,34 @@ func (p *Process) RSS() (int64, error) {
 	return 0, fmt.Errorf("%s: no VmRSS", p.name)
 }
 
-// FreeAddress returns a loopback address whose port nobody uses at the moment,
-// for programs that cannot tell which port they got from :0.
-func FreeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// Free ports lie below those that Linux (from 32768) and the BSDs (from 49152) give
+// to outgoing connections: one of these would otherwise take a port between the
+// moment it was found free and the moment its program listens on it, or while its
+// program restarts.
+const firstFreePort, lastFreePort = 15000, 32000
+
+// FreePort returns a loopback port that nobody uses at the moment, for programs
+// that cannot tell which port they got when they asked for 0.
+func FreePort() (int, error) {
+	var taken error
+	for range 100 {
+		port := firstFreePort + rand.IntN(lastFreePort-firstFreePort)
+		listener, err := net.Listen("tcp", loopback(port))
+		if err == nil {
+			return port, listener.Close()
+		}
+		taken = err
 	}
-	return listener.Addr().String(), listener.Close()
+	return 0, fmt.Errorf("no free port from %d to %d: %w", firstFreePort, lastFreePort, taken)
 }
+
+// FreeAddress is the loopback address of a FreePort.
+func FreeAddress() (string, error) {
+	port, err := FreePort()
+	return loopback(port), err
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 func (p *Process) running() bool {
 	select {

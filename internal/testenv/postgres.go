@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/homenode/homenode/internal/proc"
 )
 
 const postgresHint = "PostgreSQL's programs initdb and postgres are missing; type: apt-get update && apt-get install -y --no-install-recommends postgresql"
@@ -49,7 +51,7 @@ func StartPostgres(dir string) (*Postgres, error) {
 	}
 	// Between choosing a free port and listening on it another process may take it.
 	for range 3 {
-		if p.port, err = freePort(); err == nil {
+		if p.port, err = proc.FreePort(); err == nil {
 			if err = p.Start(); err == nil {
 				return p, nil
 			}

@@ -3,7 +3,6 @@ package testenv
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,16 +161,6 @@ func tail(log string) string {
 	}
 	const enough = 4 << 10
 	return string(data[max(0, len(data)-enough):])
-}
-
-// freePort returns a loopback port that nobody listens on now.
-func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
 }
 
 // folder returns dir, or a fresh one when dir is "". Its parents can be entered by

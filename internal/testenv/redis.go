@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/homenode/homenode/internal/proc"
 )
 
 // RedisOptions are the settings that a test may want of its server.
@@ -46,7 +48,7 @@ func StartRedis(dir string, options ...RedisOptions) (*Redis, error) {
 	}
 	// Between choosing a free port and listening on it another process may take it.
 	for range 3 {
-		if r.port, err = freePort(); err == nil {
+		if r.port, err = proc.FreePort(); err == nil {
 			if err = r.Start(); err == nil {
 				return r, nil
 			}
