@@ -36,6 +36,8 @@ type Rows interface {
 	Update(ctx context.Context, row Row) error
 	// Delete deletes the row and its aliases.
 	Delete(ctx context.Context, id int64) error
+	// Audit records a change in the same transaction, as the context's actor's.
+	Audit(ctx context.Context, entry gateway.AuditEntry) error
 
 	// Alias returns the id of the row that the alias leads to, 0 if there is none.
 	Alias(ctx context.Context, serviceID string, key gateway.UsernameKey) (int64, error)
@@ -226,7 +228,7 @@ func (w *writer) insert(ctx context.Context, row Row) (Row, error) {
 	}
 	row.ID = id
 	w.changed(gateway.ChangesOf(row.Binding)...)
-	return row, nil
+	return row, w.rows.Audit(ctx, gateway.AuditBindingChange(nil, &row.Binding))
 }
 
 func (w *writer) update(ctx context.Context, before, after Row) (Row, error) {
@@ -246,7 +248,7 @@ func (w *writer) update(ctx context.Context, before, after Row) (Row, error) {
 		}
 		w.changedNames(after.ServiceID, aliases...)
 	}
-	return after, nil
+	return after, w.rows.Audit(ctx, gateway.AuditBindingChange(&before.Binding, &after.Binding))
 }
 
 func (w *writer) delete(ctx context.Context, row Row) error {
@@ -259,7 +261,7 @@ func (w *writer) delete(ctx context.Context, row Row) error {
 	}
 	w.changed(gateway.ChangesOf(row.Binding)...)
 	w.changedNames(row.ServiceID, aliases...)
-	return nil
+	return w.rows.Audit(ctx, gateway.AuditBindingChange(&row.Binding, nil))
 }
 
 // putAlias makes a name typed at a login lead to the row, and drops the row's oldest ones.

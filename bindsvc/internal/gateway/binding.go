@@ -20,6 +20,7 @@ type Binding struct {
 	Username  string // as the node spells it
 	NodeID    string
 	Epoch     int64 // starts at 1, raised by every rebind
+	ImportID  int64 // of the import that made it; 0 = none
 	CreatedAt time.Time
 	UpdatedAt time.Time
 }

@@ -20,6 +20,7 @@ type Service struct {
 	HealthPath    string // probed at a node's BaseURL + HealthPath
 	DefaultNodeID string // takes valid users without a binding; empty = none
 	Enabled       bool   // a disabled service has no route
+	Placement     Placement
 	Login         LoginFields
 	CreatedAt     time.Time
 	UpdatedAt     time.Time
@@ -82,6 +83,22 @@ func (f LoginFields) Or(d LoginFields) LoginFields {
 	return f
 }
 
+// Placement is how a user without a node gets one.
+type Placement string
+
+// The placements. RoundRobin is the default.
+const (
+	RoundRobin     Placement = "round-robin"
+	Weighted       Placement = "weighted"
+	FewestBindings Placement = "fewest-bindings"
+)
+
+// Placements are all of them.
+var Placements = []Placement{RoundRobin, Weighted, FewestBindings}
+
+// MaxWeight is the largest weight of a node.
+const MaxWeight = 1000
+
 // Node is one machine of a service: a row of gateway_node.
 type Node struct {
 	ID             string // unique over all services
@@ -90,6 +107,8 @@ type Node struct {
 	BaseURL        string // scheme://host[:port], no path
 	TraefikService string // a service of another Traefik provider that reaches the node, such as node-1@docker; empty = BaseURL
 	Enabled        bool
+	Weight         int  // its share of new users under Weighted, 1 to MaxWeight; 0 counts as 1
+	Draining       bool // keeps its users, gets no new ones (acceptNew=false)
 	Remark         string
 	CreatedAt      time.Time
 	UpdatedAt      time.Time
@@ -125,6 +144,9 @@ func (s Service) Verify() error {
 		if path.value != "" && (!pathPattern.MatchString(path.value) || strings.Contains(path.value, "//") || hasDotSegment(path.value)) {
 			problem("%s %q: want a clean path below pathPrefix, such as /sys/login", path.field, path.value)
 		}
+	}
+	if s.Placement != "" && !slices.Contains(Placements, s.Placement) {
+		problem("placement %q: want one of %q", s.Placement, Placements)
 	}
 	if s.LoginPath != "" && s.LoginPath == s.LogoutPath {
 		problem("logoutPath %q: is the loginPath", s.LogoutPath)
@@ -162,8 +184,14 @@ func (n Node) Verify() error {
 	if n.TraefikService != "" && !foreignName.MatchString(n.TraefikService) {
 		problem("traefikService %q: want name@provider, such as node-1@docker", n.TraefikService)
 	}
+	if n.Weight < 0 || n.Weight > MaxWeight {
+		problem("weight %d: want 1 to %d", n.Weight, MaxWeight)
+	}
 	return errors.Join(problems...)
 }
+
+// Share is the node's weight, at least 1.
+func (n Node) Share() int { return max(1, n.Weight) }
 
 func verifyBaseURL(raw string) error {
 	u, err := url.Parse(raw)

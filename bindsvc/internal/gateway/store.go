@@ -10,6 +10,9 @@ import (
 // thing". Any other error of a store means that it could not be asked.
 var ErrNotFound = errors.New("not found")
 
+// IsNotFound reports whether err says "no such thing".
+func IsNotFound(err error) bool { return errors.Is(err, ErrNotFound) }
+
 // ConflictError refuses a write because of rows that exist. Message is safe to show to an administrator.
 type ConflictError struct{ Message string }
 
@@ -104,6 +107,8 @@ type ChangeFeed interface {
 type Store interface {
 	Bindings
 	RegistryStore
+	AuditLog
+	Imports
 	ChangeFeed
 	Ping(ctx context.Context) error
 	Close() error
