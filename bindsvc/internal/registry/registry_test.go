@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -26,7 +27,14 @@ type table struct {
 	mu       sync.Mutex
 	services []gateway.Service
 	nodes    []gateway.Node
+	bound    map[string]int64
 	err      error
+}
+
+func (s *table) CountBindings(context.Context) (map[string]int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.bound), s.err
 }
 
 func (s *table) LoadRegistry(context.Context) ([]gateway.Service, []gateway.Node, error) {
@@ -118,10 +126,10 @@ func TestReadyMeansThatEveryNodeIsJudged(t *testing.T) {
 	down.ill.Store(true)
 	r := run(t, &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", up.URL), node("n2", "ai", down.URL)}}, nil)
 	ready(t, r)
-	require.NoError(t, r.Usable("ai", "n1"))
-	requireReason(t, gateway.NodeDown, r.Usable("ai", "n2"))
-	requireReason(t, gateway.NodeUnknown, r.Usable("ai", "n3"))
-	requireReason(t, gateway.NodeUnknown, r.Usable("other", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
+	requireReason(t, gateway.NodeDown, r.Usable(t.Context(), "ai", "n2"))
+	requireReason(t, gateway.NodeUnknown, r.Usable(t.Context(), "ai", "n3"))
+	requireReason(t, gateway.NodeUnknown, r.Usable(t.Context(), "other", "n1"))
 }
 
 func TestItWaitsForTheStoreAndSeedsAnEmptyOne(t *testing.T) {
@@ -133,11 +141,11 @@ func TestItWaitsForTheStoreAndSeedsAnEmptyOne(t *testing.T) {
 		}
 	})
 	require.False(t, r.IsReady())
-	_, err := r.Place("ai")
+	_, err := r.PlaceUser(t.Context(), "ai")
 	requireReason(t, gateway.NoHealthyNode, err)
 	store.change(func(s *table) { s.err = nil })
 	ready(t, r)
-	require.NoError(t, r.Usable("ai", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestDownAfterThreeFailuresUpAfterOneSuccess(t *testing.T) {
@@ -174,12 +182,12 @@ func TestPlacementGoesRoundTheUsableNodes(t *testing.T) {
 	ready(t, r)
 	placed := map[string]int{}
 	for range 100 {
-		id, err := r.Place("ai")
+		id, err := r.PlaceUser(t.Context(), "ai")
 		require.NoError(t, err)
 		placed[id]++
 	}
 	require.Equal(t, map[string]int{"n1": 50, "n2": 50}, placed)
-	_, err := r.Place("none")
+	_, err := r.PlaceUser(t.Context(), "none")
 	requireReason(t, gateway.NoHealthyNode, err)
 }
 
@@ -190,9 +198,9 @@ func TestANewNodeIsChosenOnlyWhenTraefikCanKnowIt(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.nodes = append(s.nodes, node("n2", "ai", b.URL)) })
 	require.NoError(t, r.Refresh(t.Context()))
-	require.Eventually(t, func() bool { return r.Usable("ai", "n2") == nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return r.Usable(t.Context(), "ai", "n2") == nil }, 5*time.Second, time.Millisecond)
 	for range 10 {
-		id, err := r.Place("ai")
+		id, err := r.PlaceUser(t.Context(), "ai")
 		require.NoError(t, err)
 		require.Equal(t, "n1", id)
 	}
@@ -204,7 +212,7 @@ func TestANodeAddedLaterIsChosenAfterThePropagation(t *testing.T) {
 	r := run(t, store, func(o *registry.Options) { o.Propagation = 50 * time.Millisecond })
 	ready(t, r)
 	store.change(func(s *table) { s.nodes = append(s.nodes, node("n2", "ai", b.URL)) })
-	require.Eventually(t, func() bool { id, err := r.Place("ai"); return err == nil && id == "n2" }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { id, err := r.PlaceUser(t.Context(), "ai"); return err == nil && id == "n2" }, 5*time.Second, time.Millisecond)
 }
 
 func TestANodeThatIsDisabledOrMovedIsFollowed(t *testing.T) {
@@ -215,10 +223,10 @@ func TestANodeThatIsDisabledOrMovedIsFollowed(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.nodes[0].BaseURL = second.URL })
 	require.NoError(t, r.Refresh(t.Context()))
-	requireReason(t, gateway.NodeDown, r.Usable("ai", "n1")) // not believed before it is probed at its new place
+	requireReason(t, gateway.NodeDown, r.Usable(t.Context(), "ai", "n1")) // not believed before it is probed at its new place
 	store.change(func(s *table) { s.nodes[0].Enabled = false })
 	require.NoError(t, r.Refresh(t.Context()))
-	requireReason(t, gateway.NodeDisabled, r.Usable("ai", "n1"))
+	requireReason(t, gateway.NodeDisabled, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestAnInvalidRowIsLeftOut(t *testing.T) {
@@ -239,7 +247,7 @@ func TestTheLastRegistryHoldsWhileTheStoreIsDown(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.err = errors.New("down") })
 	require.Error(t, r.Refresh(t.Context()))
-	require.NoError(t, r.Usable("ai", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestServiceAt(t *testing.T) {
