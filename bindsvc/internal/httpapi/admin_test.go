@@ -212,7 +212,6 @@ func TestBindings(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.call(http.MethodDelete, "/routes/1", "").Code)
 }
 
-
 // checked sends requests to a handler and fails the test for a response that is
 // not as the document says. It notes which operations were answered 200.
 type checked struct {

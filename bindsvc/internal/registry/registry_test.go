@@ -191,6 +191,82 @@ func TestPlacementGoesRoundTheUsableNodes(t *testing.T) {
 	requireReason(t, gateway.NoHealthyNode, err)
 }
 
+func TestPlacementsOfAService(t *testing.T) {
+	b := newBackend(t)
+	weigh := func(id string, weight int) gateway.Node {
+		n := node(id, "ai", b.URL)
+		n.Weight = weight
+		return n
+	}
+	draining := weigh("n9", 1000)
+	draining.Draining = true
+	nodes := []gateway.Node{weigh("n1", 5), weigh("n2", 1), weigh("n3", 0), draining}
+	for placement, want := range map[gateway.Placement]map[string]int{
+		"":                     {"n1": 7, "n2": 7, "n3": 7},
+		gateway.RoundRobin:     {"n1": 7, "n2": 7, "n3": 7},
+		gateway.Weighted:       {"n1": 15, "n2": 3, "n3": 3},
+		gateway.FewestBindings: {"n1": 3, "n2": 13, "n3": 5}, // n1 has 10, n3 8
+	} {
+		t.Run(string(placement), func(t *testing.T) {
+			ai := service("ai", "/js/a")
+			ai.Placement = placement
+			r := run(t, &table{services: []gateway.Service{ai}, nodes: nodes, bound: map[string]int64{"n1": 10, "n3": 8}}, func(o *registry.Options) { o.PollInterval = time.Hour })
+			ready(t, r)
+			placed, longest, last, row := map[string]int{}, 0, "", 0
+			for range 21 {
+				explained, trace := gateway.WithTrace(t.Context())
+				foretold, err := r.PlaceUser(explained, "ai")
+				require.NoError(t, err)
+				require.Len(t, trace.Steps(), 1)
+				id, err := r.PlaceUser(t.Context(), "ai")
+				require.NoError(t, err)
+				require.Equal(t, foretold, id, "an explanation takes nobody's turn")
+				placed[id]++
+				if row++; id != last {
+					last, row = id, 1
+				}
+				longest = max(longest, row)
+			}
+			require.Equal(t, want, placed)
+			if placement == gateway.Weighted {
+				require.LessOrEqual(t, longest, 4, "a heavy node's turns are spread")
+			}
+		})
+	}
+}
+
+func TestAnonymousRequestsAreNoBindings(t *testing.T) {
+	b := newBackend(t)
+	ai := service("ai", "/js/a")
+	ai.Placement = gateway.FewestBindings
+	r := run(t, &table{services: []gateway.Service{ai}, nodes: []gateway.Node{node("n1", "ai", b.URL), node("n2", "ai", b.URL)}, bound: map[string]int64{"n1": 5}},
+		func(o *registry.Options) { o.PollInterval = time.Hour })
+	ready(t, r)
+	placed := map[string]int{}
+	for range 10 {
+		id, err := r.PlaceAnonymous(t.Context(), "ai")
+		require.NoError(t, err)
+		placed[id]++
+	}
+	require.Equal(t, map[string]int{"n1": 5, "n2": 5}, placed)
+	id, err := r.PlaceUser(t.Context(), "ai")
+	require.NoError(t, err)
+	require.Equal(t, "n2", id)
+}
+
+func TestAChangedHealthPathTakesNobodysNodeAway(t *testing.T) {
+	b := newBackend(t)
+	store := &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", b.URL)}}
+	r := run(t, store, nil)
+	ready(t, r)
+	store.change(func(s *table) { s.services[0].HealthPath = "/health?v=2" })
+	require.NoError(t, r.Refresh(t.Context()))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
+	store.change(func(s *table) { s.services[0].HealthPath = "/ill" })
+	require.NoError(t, r.Refresh(t.Context()))
+	require.Eventually(t, func() bool { return r.Usable(t.Context(), "ai", "n1") != nil }, 5*time.Second, time.Millisecond, "the first probe there decides")
+}
+
 func TestANewNodeIsChosenOnlyWhenTraefikCanKnowIt(t *testing.T) {
 	b := newBackend(t)
 	store := &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", b.URL)}}
