@@ -184,7 +184,15 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 	if err != nil {
 		return stores{}, errors.Join(usageError{err}, store.Close())
 	}
+	users, err := postgres.NewUsers(store, postgres.UsersConfig{
+		Table: c.Admin.UserTable, ID: c.Admin.UserColumns.ID, Username: c.Admin.UserColumns.Username,
+		Admin: c.Admin.UserColumns.IsAdmin, Status: c.Admin.UserColumns.Status,
+	})
+	if err != nil {
+		return stores{}, errors.Join(usageError{err}, client.Close(), store.Close())
+	}
 	st := stores{
+		users:   users,
 		durable: store, tokens: client, routes: client, names: session.Names{Cache: "Redis", Authority: "sa-token"},
 		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c, log)) },
 		close:   func() error { return errors.Join(client.Close(), store.Close()) },

@@ -30,7 +30,7 @@ var (
 )
 
 // Users is a gateway.Users in the database of the store. The table need not exist
-// before it is asked for; its absence is an error then, and never "no such user".
+// before it is asked for; its absence is a ConflictError then, and never "no such user".
 type Users struct {
 	store   *Store
 	name    string // as configured
@@ -158,7 +158,7 @@ func (u *Users) inspect(ctx context.Context) (idType string, err error) {
 		return "", fmt.Errorf("user table %s: %w", u.name, err)
 	}
 	if !exists {
-		return "", fmt.Errorf("admin.userTable: there is no table %s", u.name)
+		return "", gateway.Conflictf("admin.userTable: there is no table %s", u.name)
 	}
 	// Typmod -1: a cast to varchar(5) would cut the value.
 	rows, err := u.store.pool.Query(ctx, `SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
@@ -176,7 +176,7 @@ func (u *Users) inspect(ctx context.Context) (idType string, err error) {
 	}
 	for _, column := range u.columns {
 		if types[column] == "" {
-			return "", fmt.Errorf("admin.userColumns: table %s has no column %s", u.name, column)
+			return "", gateway.Conflictf("admin.userColumns: table %s has no column %s", u.name, column)
 		}
 	}
 	idType = types[u.columns[0]]
