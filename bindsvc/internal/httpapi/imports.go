@@ -47,8 +47,12 @@ func (a admin) ImportFile(c echo.Context, params api.ImportFileParams) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
+	source, err := importer.File(file, lines)
+	if err != nil {
+		return err
+	}
 	job := importer.Job{ServiceID: params.ServiceID, NodeID: textOf(params.NodeID), ImportID: numberOf(params.ImportID), DryRun: params.DryRun != nil && *params.DryRun}
-	return a.runImport(c, job, importer.File(file, lines))
+	return a.runImport(c, job, source)
 }
 
 func numberOf(given *int64) int64 {

@@ -18,12 +18,34 @@ const maxLineBytes = 64 << 10
 
 // File is a CSV file as a source: RFC 4180, UTF-8 with or without a BOM, the first
 // line naming the columns userId, username and nodeId in any order. lines is about
-// how many it has. A line that cannot be read is reported; a header that cannot be
-// understood, or a record over 64 KiB, is a gateway.Error with reason VALIDATION.
-func File(content io.Reader, lines int64) Source { return &file{content, max(0, lines-1)} }
+// how many it has. A first line that cannot be understood, here, or a record over
+// 64 KiB, in Each, is a gateway.Error with reason VALIDATION. Each may be called once.
+func File(content io.Reader, lines int64) (Source, error) {
+	limited := &recordLimit{from: skipBOM(content)}
+	reader := csv.NewReader(limited)
+	reader.FieldsPerRecord = -1 // checked here: one wrong line is no reason to stop
+	reader.ReuseRecord = true
+	var refusal *gateway.Error
+	header, err := reader.Read()
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, invalid("the file is empty: its first line has to name the columns")
+	case errors.As(err, &refusal):
+		return nil, err
+	case err != nil:
+		return nil, invalid("the first line: %v", err)
+	}
+	columns, err := columnsOf(header)
+	if err != nil {
+		return nil, err
+	}
+	return &file{limited, reader, columns, max(0, lines-1)}, nil
+}
 
 type file struct {
-	content io.Reader
+	limited *recordLimit
+	reader  *csv.Reader
+	columns columns
 	total   int64
 }
 
@@ -32,23 +54,9 @@ func (f *file) Kind() gateway.ImportSource { return gateway.ImportFile }
 func (f *file) Total(context.Context) (int64, error) { return f.total, nil }
 
 func (f *file) Each(ctx context.Context, fn func(Record) error) error {
-	limited := &recordLimit{from: skipBOM(f.content)}
-	reader := csv.NewReader(limited)
-	reader.FieldsPerRecord = -1 // checked here: one wrong line is no reason to stop
-	reader.ReuseRecord = true
-	header, err := reader.Read()
-	if errors.Is(err, io.EOF) {
-		return invalid("the file is empty: its first line has to name the columns")
-	} else if err != nil {
-		return invalid("the first line: %v", err)
-	}
-	columns, err := columnsOf(header)
-	if err != nil {
-		return err
-	}
 	for ctx.Err() == nil {
-		limited.read = 0
-		fields, err := reader.Read()
+		f.limited.read = 0
+		fields, err := f.reader.Read()
 		var unreadable *csv.ParseError
 		switch {
 		case errors.Is(err, io.EOF):
@@ -58,8 +66,8 @@ func (f *file) Each(ctx context.Context, fn func(Record) error) error {
 		case err != nil:
 			return err
 		default:
-			line, _ := reader.FieldPos(0)
-			err = fn(columns.record(int64(line), fields))
+			line, _ := f.reader.FieldPos(0)
+			err = fn(f.columns.record(int64(line), fields))
 		}
 		if err != nil {
 			return err

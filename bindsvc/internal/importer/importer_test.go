@@ -83,7 +83,11 @@ func run(t *testing.T, store *table, content string, job importer.Job) (gateway.
 	t.Helper()
 	job.ServiceID = "ai"
 	listener := &heard{}
-	record, err := importer.New(store, hasNode).Run(t.Context(), job, importer.File(strings.NewReader(content), int64(strings.Count(content, "\n"))), listener)
+	source, err := importer.File(strings.NewReader(content), int64(strings.Count(content, "\n")))
+	if err != nil {
+		return gateway.Import{}, listener, err
+	}
+	record, err := importer.New(store, hasNode).Run(t.Context(), job, source, listener)
 	return record, listener, err
 }
 
@@ -122,7 +126,9 @@ func TestAnImportGoesOn(t *testing.T) {
 	store := newTable()
 	ctx, cancel := context.WithCancel(t.Context())
 	cutOff := &heard{progress: func(gateway.ImportCounts) error { cancel(); return nil }}
-	record, err := importer.New(store, hasNode).Run(ctx, importer.Job{ServiceID: "ai", NodeID: "n1"}, importer.File(strings.NewReader(content.String()), 0), cutOff)
+	source, err := importer.File(strings.NewReader(content.String()), 0)
+	require.NoError(t, err)
+	record, err := importer.New(store, hasNode).Run(ctx, importer.Job{ServiceID: "ai", NodeID: "n1"}, source, cutOff)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, gateway.ImportRunning, record.State)
 
