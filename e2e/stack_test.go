@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -162,7 +163,10 @@ func homenodeYAML(nodes []*node, s settings) string {
 	for _, n := range nodes {
 		fmt.Fprintf(&b, "      - {id: %s, baseUrl: %q}\n", n.name, n.url())
 	}
-	b.WriteString("health: {interval: 200ms, timeout: 1s, failures: 3, successes: 1}\nregistry: {pollInterval: 1s}\n")
+	b.WriteString("health: {interval: 200ms, timeout: 1s, failures: 3, successes: 1}\n")
+	if !strings.Contains(s.extra, "registry:") {
+		b.WriteString("registry: {pollInterval: 1s}\n")
+	}
 	if !strings.Contains(s.extra, "traefik:") {
 		b.WriteString("traefik: {pollInterval: 500ms}\n")
 	}
@@ -334,4 +338,18 @@ func (s *stack) usersByNode(t *testing.T, each int) map[string][]string {
 		require.NotEmpty(t, users[n.name], "logins are spread over the nodes")
 	}
 	return users
+}
+
+// commandLine runs homenode as an operator types it and returns what it prints and its exit code.
+func commandLine(t *testing.T, env []string, args ...string) (output string, code int) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), programs.homenode, args...)
+	command.Env = append(os.Environ(), env...)
+	command.Dir = t.TempDir()
+	printed, err := command.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return string(printed), command.ProcessState.ExitCode()
 }

@@ -365,7 +365,7 @@ type Import struct {
 	CreateTime time.Time    `json:"createTime"`
 	ID         int64        `json:"id"`
 
-	// Kept By the undo
+	// Kept By the undo, since they changed after the import
 	Kept int64 `json:"kept"`
 
 	// NodeID null: named by each line

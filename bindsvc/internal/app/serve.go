@@ -47,6 +47,8 @@ type stores struct {
 	tokens    gateway.TokenCache
 	authority gateway.Tokens     // nil = none
 	routes    gateway.RouteCache // nil = none
+	users     gateway.Users      // nil = none
+	names     session.Names
 	prepare   func(context.Context) error
 	close     func() error
 }
@@ -88,7 +90,7 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if c.Embedded() { // the tokens are in the file, whose writers wait in a queue
 		tokenWrites = &outage.Gate{Limit: writeLimit}
 	}
-	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), tokenWrites, log, time.Now)
+	sessions := session.NewResolver(st.tokens, st.authority, gate(cacheLimit), tokenWrites, st.names, log, time.Now)
 	defer sessions.Close()
 	// Writes wait in a queue when many log in at once: that is no outage.
 	bindings := binding.NewDirectory(st.durable, st.routes, binding.Gates{
@@ -99,7 +101,13 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	server := httpapi.New(options, nodes, decide.New(nodes, sessions, bindings), sessions, bindings, st.durable, log)
+	server, err := httpapi.New(options, httpapi.Parts{
+		Registry: nodes, Decider: decide.New(nodes, sessions, bindings), Sessions: sessions, Bindings: bindings,
+		Store: st.durable, Users: st.users, Log: log,
+	})
+	if err != nil {
+		return err
+	}
 
 	// Two lives: what answers requests ends first, what it needs ends after.
 	background, stopBackground := context.WithCancel(context.WithoutCancel(ctx))
@@ -156,7 +164,7 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 			return stores{}, err
 		}
 		return stores{
-			durable: store, tokens: store, close: store.Close,
+			durable: store, tokens: store, names: session.Names{Cache: "SQL"}, close: store.Close,
 			prepare: func(context.Context) error { return nil },
 		}, nil
 	}
@@ -176,8 +184,16 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 	if err != nil {
 		return stores{}, errors.Join(usageError{err}, store.Close())
 	}
+	users, err := postgres.NewUsers(store, postgres.UsersConfig{
+		Table: c.Admin.UserTable, ID: c.Admin.UserColumns.ID, Username: c.Admin.UserColumns.Username,
+		Admin: c.Admin.UserColumns.IsAdmin, Status: c.Admin.UserColumns.Status,
+	})
+	if err != nil {
+		return stores{}, errors.Join(usageError{err}, client.Close(), store.Close())
+	}
 	st := stores{
-		durable: store, tokens: client, routes: client,
+		users:   users,
+		durable: store, tokens: client, routes: client, names: session.Names{Cache: "Redis", Authority: "sa-token"},
 		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c, log)) },
 		close:   func() error { return errors.Join(client.Close(), store.Close()) },
 	}
@@ -232,6 +248,7 @@ func serverOptions(c config.Config) (httpapi.Options, error) {
 		return httpapi.Options{}, usageError{err}
 	}
 	return httpapi.Options{
+		Version: version(),
 		Secret: string(c.Secret), AdminToken: string(c.AdminToken), AdminEnabled: c.Admin.Enabled,
 		AdminWhitelist: whitelist, TrustedProxies: proxies,
 		TokenSources: c.Token.Sources, MaxAge: time.Duration(c.Decision.MaxAge), StaleIfError: time.Duration(c.Decision.StaleIfError),

@@ -117,8 +117,11 @@ func (d *Directory) find(ctx context.Context, l lookup) (gateway.Route, error) {
 	if !d.live.Load() {
 		return d.findDeaf(ctx, l)
 	}
-	if route, ok := d.local.GetIfPresent(l); ok {
+	if route, ok := d.known(ctx, l); ok {
 		return route, nil
+	}
+	if gateway.TraceOf(ctx) != nil { // joins no load, and starts none that others would join
+		return d.load(ctx, l)
 	}
 	// Concurrent misses of one user share a load. Its context is nobody's: the
 	// first to ask may go away while the others wait.
@@ -132,17 +135,32 @@ func (d *Directory) find(ctx context.Context, l lookup) (gateway.Route, error) {
 	}
 }
 
+// known looks into this instance's memory.
+func (d *Directory) known(ctx context.Context, l lookup) (gateway.Route, bool) {
+	step := gateway.TraceOf(ctx).Begin("binding", "L1")
+	route, ok := d.local.GetIfPresent(l)
+	if ok {
+		step.End(gateway.Found, "node "+route.NodeID)
+	} else {
+		step.End(gateway.Missing, "")
+	}
+	return route, ok
+}
+
 func (d *Directory) load(ctx context.Context, l lookup) (gateway.Route, error) {
+	keeps := gateway.TraceOf(ctx) == nil
 	generation := d.generation(l)
 	if route, err := d.askShared(ctx, l); err == nil {
-		d.keep(l, route, generation)
+		if keeps {
+			d.keep(l, route, generation)
+		}
 		return route, nil
 	}
 	route, err := d.askStore(ctx, l)
 	if err != nil {
 		return gateway.Route{}, err
 	}
-	if d.keep(l, route, generation) {
+	if keeps && d.keep(l, route, generation) {
 		d.fillShared(ctx, l, route)
 	}
 	return route, nil
@@ -154,7 +172,7 @@ func (d *Directory) findDeaf(ctx context.Context, l lookup) (gateway.Route, erro
 	if storeErr == nil || errors.Is(storeErr, gateway.ErrNotFound) {
 		return route, storeErr
 	}
-	if route, ok := d.local.GetIfPresent(l); ok {
+	if route, ok := d.known(ctx, l); ok {
 		return route, nil
 	}
 	if route, err := d.askShared(ctx, l); err == nil {
@@ -164,6 +182,7 @@ func (d *Directory) findDeaf(ctx context.Context, l lookup) (gateway.Route, erro
 }
 
 func (d *Directory) askStore(ctx context.Context, l lookup) (gateway.Route, error) {
+	step := gateway.TraceOf(ctx).Begin("binding", "SQL")
 	var found gateway.Binding
 	err := d.readGate.Do(ctx, func(ctx context.Context) (err error) {
 		if l.userID != "" {
@@ -173,6 +192,7 @@ func (d *Directory) askStore(ctx context.Context, l lookup) (gateway.Route, erro
 		}
 		return err
 	})
+	step.EndAsked(err, "node "+found.NodeID)
 	return found.Route(), err
 }
 
@@ -182,6 +202,7 @@ func (d *Directory) askShared(ctx context.Context, l lookup) (route gateway.Rout
 	if d.shared == nil {
 		return gateway.Route{}, errNoSharedCache
 	}
+	step := gateway.TraceOf(ctx).Begin("binding", "Redis")
 	err = d.sharedGate.Do(ctx, func(ctx context.Context) (err error) {
 		if l.userID != "" {
 			route, err = d.shared.RouteByUser(ctx, l.serviceID, l.userID)
@@ -190,6 +211,7 @@ func (d *Directory) askShared(ctx context.Context, l lookup) (route gateway.Rout
 		}
 		return err
 	})
+	step.EndAsked(err, "node "+route.NodeID)
 	return route, err
 }
 

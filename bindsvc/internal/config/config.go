@@ -96,6 +96,7 @@ type Service struct {
 	HealthPath    string              `yaml:"healthPath"`
 	DefaultNodeID string              `yaml:"defaultNodeId"`
 	Enabled       *bool               `yaml:"enabled"`
+	Placement     gateway.Placement   `yaml:"placement"` // round-robin, weighted or fewest-bindings
 	Login         gateway.LoginFields `yaml:"login"`
 	Nodes         []Node              `yaml:"nodes"`
 }
@@ -107,6 +108,8 @@ type Node struct {
 	BaseURL        string `yaml:"baseUrl"`
 	TraefikService string `yaml:"traefikService"`
 	Enabled        *bool  `yaml:"enabled"`
+	Weight         int    `yaml:"weight"`    // 1 if not given
+	AcceptNew      *bool  `yaml:"acceptNew"` // true if not given
 	Remark         string `yaml:"remark"`
 }
 
@@ -164,6 +167,20 @@ type Admin struct {
 	Enabled        bool     `yaml:"enabled"`        // false: every call is answered 404
 	IPWhitelist    []string `yaml:"ipWhitelist"`    // addresses and CIDR prefixes; empty = any
 	TrustedProxies []string `yaml:"trustedProxies"` // whose X-Forwarded-For is believed
+
+	// UserTable is the nodes' own table of users, in the same PostgreSQL database:
+	// its administrators administer the gateway with their token, and import-existing
+	// binds its users.
+	UserTable   string      `yaml:"userTable"`
+	UserColumns UserColumns `yaml:"userColumns"`
+}
+
+// UserColumns are the columns of Admin.UserTable.
+type UserColumns struct {
+	ID       string `yaml:"id"`
+	Username string `yaml:"username"`
+	IsAdmin  string `yaml:"isAdmin"` // 1 or true: an administrator
+	Status   string `yaml:"status"`  // 1 or true: active
 }
 
 // Prefixes reads addresses and CIDR prefixes; 10.0.0.7 stands for 10.0.0.7/32.
@@ -215,7 +232,10 @@ func Default() Config {
 			Timeout: Duration(2 * time.Second), BindTimeout: Duration(time.Second),
 			NoRoute: true, CircuitBreaker: "NetworkErrorRatio() > 0.30",
 		},
-		Admin:    Admin{Enabled: true},
+		Admin: Admin{
+			Enabled: true, UserTable: "sys_user",
+			UserColumns: UserColumns{ID: "id", Username: "username", IsAdmin: "is_admin", Status: "status"},
+		},
 		Log:      Log{Level: "info", Format: "text"},
 		Messages: "zh",
 		Shutdown: Duration(30 * time.Second),
@@ -367,6 +387,17 @@ func (c *Config) Verify() error {
 	if _, err := Prefixes("admin.trustedProxies", c.Admin.TrustedProxies); err != nil {
 		problems = append(problems, err)
 	}
+	if !tableName.MatchString(c.Admin.UserTable) {
+		problem("admin.userTable %q: want a table's name, such as sys_user or public.sys_user", c.Admin.UserTable)
+	}
+	for _, column := range []struct{ setting, name string }{
+		{"id", c.Admin.UserColumns.ID}, {"username", c.Admin.UserColumns.Username},
+		{"isAdmin", c.Admin.UserColumns.IsAdmin}, {"status", c.Admin.UserColumns.Status},
+	} {
+		if !columnName.MatchString(column.name) {
+			problem("admin.userColumns.%s %q: want a column's name", column.setting, column.name)
+		}
+	}
 	if c.Messages != "zh" && c.Messages != "en" {
 		problem("messages %q: want zh or en", c.Messages)
 	}
@@ -475,6 +506,11 @@ func (c *Config) verifyServices() (problems []error) {
 }
 
 // headerName is RFC 9110's token, which cookie names share.
+var (
+	tableName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$`)
+	columnName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 func verifyTokenSource(source string) error {
@@ -499,12 +535,13 @@ func (c *Config) Seed() ([]gateway.Service, []gateway.Node) {
 		services = append(services, gateway.Service{
 			ID: s.ID, Name: s.Name, PathPrefix: s.PathPrefix, LoginPath: s.LoginPath, LogoutPath: s.LogoutPath,
 			HealthPath: s.HealthPath, DefaultNodeID: s.DefaultNodeID, Enabled: s.Enabled == nil || *s.Enabled,
-			Login: s.Login.WithDefaults(),
+			Placement: s.Placement, Login: s.Login.WithDefaults(),
 		})
 		for _, n := range s.Nodes {
 			nodes = append(nodes, gateway.Node{
 				ID: n.ID, ServiceID: s.ID, Name: n.Name, BaseURL: strings.TrimSuffix(n.BaseURL, "/"),
 				TraefikService: n.TraefikService, Enabled: n.Enabled == nil || *n.Enabled, Remark: n.Remark,
+				Weight: n.Weight, Draining: n.AcceptNew != nil && !*n.AcceptNew,
 			})
 		}
 	}

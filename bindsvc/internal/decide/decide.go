@@ -25,8 +25,9 @@ type Bindings interface {
 // Nodes knows services, nodes and their health (package registry).
 type Nodes interface {
 	Snapshot() *registry.Snapshot
-	Usable(serviceID, nodeID string) error
-	Place(serviceID string) (nodeID string, err error)
+	Usable(ctx context.Context, serviceID, nodeID string) error
+	PlaceUser(ctx context.Context, serviceID string) (nodeID string, err error)
+	PlaceAnonymous(ctx context.Context, serviceID string) (nodeID string, err error)
 }
 
 // Decider decides. It is safe for concurrent use.
@@ -43,9 +44,10 @@ func New(nodes Nodes, sessions Sessions, bindings Bindings) *Decider {
 
 // Decide returns where the request goes, or a *gateway.Error that says why nowhere;
 // the service is told in both cases.
-// A user who is bound is never sent to another node, whatever happens.
+// A user who is bound is never sent to another node, whatever happens. Under a
+// gateway.Trace the decision is explained, and nothing is written, learned or counted.
 func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Decision, error) {
-	service, err := d.service(req)
+	service, err := d.service(ctx, req)
 	if err != nil {
 		return gateway.Decision{}, err
 	}
@@ -58,52 +60,75 @@ func (d *Decider) within(ctx context.Context, service gateway.Service, req gatew
 	switch {
 	case req.Login:
 		return d.login(ctx, service, req.Username)
+	case req.User != nil:
+		return d.named(ctx, service, *req.User)
 	case req.Token == "":
-		return d.anonymous(service)
+		gateway.TraceOf(ctx).Begin("token", "request").End(gateway.Missing, "no token: anonymous")
+		return d.anonymous(ctx, service)
 	}
 	userID, err := d.sessions.UserByToken(ctx, service.ID, req.Token)
 	switch {
 	case errors.Is(err, gateway.ErrNotFound):
-		return d.anonymous(service) // the node itself answers 401
+		return d.anonymous(ctx, service) // the node itself answers 401
 	case err != nil:
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
 	return d.user(ctx, service, userID)
 }
 
-func (d *Decider) service(req gateway.Request) (gateway.Service, error) {
+func (d *Decider) service(ctx context.Context, req gateway.Request) (gateway.Service, error) {
+	step := gateway.TraceOf(ctx).Begin("service", "registry")
 	snapshot := d.nodes.Snapshot()
 	service, ok := snapshot.Service(req.ServiceID)
 	if req.ServiceID == "" {
 		service, ok = snapshot.ServiceAt(req.Path)
 	}
-	if !ok || !service.Enabled {
+	switch {
+	case !ok:
+		step.End(gateway.Missing, "no service has this path or id")
+		return gateway.Service{}, &gateway.Error{Reason: gateway.NoRoute}
+	case !service.Enabled:
+		step.End(gateway.Refused, service.ID+" is disabled")
 		return gateway.Service{}, &gateway.Error{Reason: gateway.NoRoute}
 	}
+	step.End(gateway.Found, service.ID)
 	return service, nil
+}
+
+// named is the decision for a user who is named instead of by a token: only ever explained.
+func (d *Decider) named(ctx context.Context, service gateway.Service, user gateway.NamedUser) (gateway.Decision, error) {
+	if user.ID != "" {
+		return d.user(ctx, service, user.ID)
+	}
+	route, err := d.bindings.ByUsername(ctx, service.ID, user.Name)
+	return d.bound(ctx, service, "", route, err)
 }
 
 // login leads a known name to its node and places an unknown one. Nothing is
 // written: the node has not said yet that the login succeeds.
 func (d *Decider) login(ctx context.Context, service gateway.Service, username string) (gateway.Decision, error) {
 	if username == "" {
-		return d.anonymous(service)
+		gateway.TraceOf(ctx).Begin("binding", "request").End(gateway.Skipped, "a login without a username that can be read")
+		return d.place(d.nodes.PlaceUser(ctx, service.ID))
 	}
 	route, err := d.bindings.ByUsername(ctx, service.ID, username)
 	switch {
 	case errors.Is(err, gateway.ErrNotFound):
-		return d.anonymous(service)
+		return d.place(d.nodes.PlaceUser(ctx, service.ID))
 	case err != nil:
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
-	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
+	if err := d.nodes.Usable(ctx, service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
 	return gateway.Decision{NodeID: route.NodeID, Epoch: route.Epoch}, nil
 }
 
-func (d *Decider) anonymous(service gateway.Service) (gateway.Decision, error) {
-	nodeID, err := d.nodes.Place(service.ID)
+func (d *Decider) anonymous(ctx context.Context, service gateway.Service) (gateway.Decision, error) {
+	return d.place(d.nodes.PlaceAnonymous(ctx, service.ID))
+}
+
+func (d *Decider) place(nodeID string, err error) (gateway.Decision, error) {
 	if err != nil {
 		return gateway.Decision{}, err
 	}
@@ -112,6 +137,11 @@ func (d *Decider) anonymous(service gateway.Service) (gateway.Decision, error) {
 
 func (d *Decider) user(ctx context.Context, service gateway.Service, userID string) (gateway.Decision, error) {
 	route, err := d.bindings.ByUser(ctx, service.ID, userID)
+	return d.bound(ctx, service, userID, route, err)
+}
+
+// bound turns what was found of a valid user's binding into the decision.
+func (d *Decider) bound(ctx context.Context, service gateway.Service, userID string, route gateway.Route, err error) (gateway.Decision, error) {
 	if errors.Is(err, gateway.ErrNotFound) {
 		route, err = d.bindToDefault(ctx, service, userID)
 	}
@@ -122,7 +152,7 @@ func (d *Decider) user(ctx context.Context, service gateway.Service, userID stri
 		}
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
-	if err := d.nodes.Usable(service.ID, route.NodeID); err != nil {
+	if err := d.nodes.Usable(ctx, service.ID, route.NodeID); err != nil {
 		return gateway.Decision{}, err
 	}
 	return gateway.Decision{NodeID: route.NodeID, UserID: userID, Epoch: route.Epoch, Cacheable: true}, nil
@@ -132,8 +162,15 @@ func (d *Decider) user(ctx context.Context, service gateway.Service, userID stri
 const defaultBindLimit = 500 * time.Millisecond
 
 func (d *Decider) bindToDefault(ctx context.Context, service gateway.Service, userID string) (gateway.Route, error) {
+	trace := gateway.TraceOf(ctx)
+	step := trace.Begin("default-node", "registry")
 	if service.DefaultNodeID == "" {
+		step.End(gateway.Missing, "the service has no default node")
 		return gateway.Route{}, &gateway.Error{Reason: gateway.NoBinding}
+	}
+	if trace != nil {
+		step.End(gateway.Chosen, "node "+service.DefaultNodeID+": the request would bind the user to it")
+		return gateway.Route{NodeID: service.DefaultNodeID, Epoch: 1}, nil
 	}
 	login := gateway.Login{ServiceID: service.ID, NodeID: service.DefaultNodeID, UserID: userID}
 	limited, cancel := context.WithTimeout(ctx, defaultBindLimit)

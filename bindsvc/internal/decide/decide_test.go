@@ -42,7 +42,7 @@ func (w *world) Snapshot() *registry.Snapshot {
 	return registry.NewSnapshot([]gateway.Service{w.service}, nil)
 }
 
-func (w *world) Usable(_, nodeID string) error {
+func (w *world) Usable(_ context.Context, _, nodeID string) error {
 	if up, known := w.up[nodeID]; !known {
 		return &gateway.Error{Reason: gateway.NodeUnknown}
 	} else if !up {
@@ -51,7 +51,11 @@ func (w *world) Usable(_, nodeID string) error {
 	return nil
 }
 
-func (w *world) Place(string) (string, error) {
+func (w *world) PlaceAnonymous(ctx context.Context, serviceID string) (string, error) {
+	return w.PlaceUser(ctx, serviceID)
+}
+
+func (w *world) PlaceUser(context.Context, string) (string, error) {
 	for _, id := range []string{"n1", "n2"} {
 		if w.up[id] {
 			return id, nil

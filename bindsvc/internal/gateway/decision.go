@@ -9,7 +9,13 @@ type Request struct {
 	Username   string // of a login; empty: could not be read
 	ID         string // X-Request-Id
 	ClientAddr string
+
+	// User stands in for the token when a decision is only to be explained.
+	User *NamedUser
 }
+
+// NamedUser is a user by id, or by username if the id is empty.
+type NamedUser struct{ ID, Name string }
 
 // Decision is the answer "forward" for one request; a refusal is an *Error.
 type Decision struct {

@@ -19,7 +19,9 @@ func (s *Server) decide(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	decision, err := s.decider.Decide(c.Request().Context(), req)
+	// A user without a binding is bound to the default node in their own name.
+	ctx := gateway.WithActor(c.Request().Context(), gateway.Actor{Name: gateway.ActorLogin, RequestID: requestID(c)})
+	decision, err := s.decider.Decide(ctx, req)
 	s.metrics.decided(req.ServiceID, decision, err)
 	if err != nil {
 		return err

@@ -49,6 +49,8 @@ func asRefusal(err error) *gateway.Error {
 			return &gateway.Error{Reason: gateway.NotFound}
 		case http.StatusRequestEntityTooLarge:
 			return &gateway.Error{Reason: gateway.TooLarge}
+		case http.StatusBadRequest:
+			return &gateway.Error{Reason: gateway.Validation}
 		}
 	}
 	return &gateway.Error{Reason: gateway.Internal, Cause: err}
@@ -65,10 +67,6 @@ func (s *Server) refuse(err error, c echo.Context) {
 }
 
 func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
-	message := s.languages.pick(c.Request().Header.Get("Accept-Language"), messages[refusal.Reason])
-	if refusal.Detail != "" {
-		message += " (" + refusal.Detail + ")"
-	}
 	header := c.Response().Header()
 	if !errors.Is(refusal.Cause, errNotReady) { // no verdict: to a plugin this service is not there yet
 		header.Set(headerReason, string(refusal.Reason))
@@ -78,10 +76,19 @@ func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
 	if refusal.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(refusal.RetryAfter.Seconds()))))
 	}
-	body := envelope{Code: status, Message: message, Data: refusalData{refusal.Reason, requestID(c)}}
+	body := envelope{Code: status, Message: s.messageOf(c, refusal), Data: refusalData{refusal.Reason, requestID(c)}}
 	if err := c.JSON(status, body); err != nil {
 		s.log.DebugContext(c.Request().Context(), "answer not written", "error", err)
 	}
+}
+
+// messageOf is the text that goes with a refusal, in the client's language.
+func (s *Server) messageOf(c echo.Context, refusal *gateway.Error) string {
+	message := s.languages.pick(c.Request().Header.Get("Accept-Language"), messages[refusal.Reason])
+	if refusal.Detail != "" {
+		message += " (" + refusal.Detail + ")"
+	}
+	return message
 }
 
 func (s *Server) logRefusal(ctx context.Context, refusal *gateway.Error, id, path string) {

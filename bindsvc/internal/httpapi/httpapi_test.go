@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -38,6 +37,7 @@ type bundle struct {
 	admin    http.Handler
 	store    gateway.Store
 	nodes    *registry.Registry
+	users    *userTable
 }
 
 func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
@@ -57,7 +57,8 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 		},
 	}, log, time.Now)
 	gate := func() *outage.Gate { return &outage.Gate{Limit: 5 * time.Second, Pause: time.Second} }
-	sessions := session.NewResolver(store, nil, gate(), gate(), log, time.Now)
+	b := &bundle{store: store, nodes: nodes, users: &userTable{rows: map[string]gateway.User{}, tokens: map[string]string{}}}
+	sessions := session.NewResolver(store, b.users, gate(), gate(), session.Names{Cache: "SQL", Authority: "sa-token"}, log, time.Now)
 	t.Cleanup(sessions.Close)
 	bindings := binding.NewDirectory(store, nil, binding.Gates{Read: gate(), Write: gate(), Shared: gate()}, log)
 	t.Cleanup(bindings.Close)
@@ -71,8 +72,11 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	if change != nil {
 		change(&options)
 	}
-	server := httpapi.New(options, nodes, decide.New(nodes, sessions, bindings), sessions, bindings, store, log)
-	b := &bundle{internal: server.Internal(), admin: server.Admin(), store: store, nodes: nodes}
+	server, err := httpapi.New(options, httpapi.Parts{
+		Registry: nodes, Decider: decide.New(nodes, sessions, bindings), Sessions: sessions, Bindings: bindings, Store: store, Users: b.users, Log: log,
+	})
+	require.NoError(t, err)
+	b.internal, b.admin = server.Internal(), server.Admin()
 
 	require.Equal(t, http.StatusServiceUnavailable, b.v1(http.MethodGet, "/v1/traefik", nil, "").Code, "not before the registry is loaded")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -250,139 +254,6 @@ func TestLanguages(t *testing.T) {
 	}
 	require.Contains(t, message(english, ""), "No service")
 	require.Contains(t, message(english, "zh"), "不存在")
-}
-
-func TestAdministrators(t *testing.T) {
-	b := setup(t, nil)
-	for _, header := range []map[string]string{nil, {"x-token": "wrong"}, {"x-token": secret}, {"Authorization": "Bearer wrong"}} {
-		requireRefused(t, send(b.admin, http.MethodGet, "/gateway/admin/status", header, ""), gateway.Unauthenticated)
-	}
-	require.Equal(t, http.StatusOK, send(b.admin, http.MethodGet, "/gateway/admin/status", map[string]string{"Authorization": "Bearer " + adminToken}, "").Code)
-
-	nobody := setup(t, func(o *httpapi.Options) { o.AdminToken = "" })
-	requireRefused(t, send(nobody.admin, http.MethodGet, "/gateway/admin/status", map[string]string{"x-token": ""}, ""), gateway.Unauthenticated)
-	off := setup(t, func(o *httpapi.Options) { o.AdminEnabled = false })
-	requireRefused(t, off.call(http.MethodGet, "/status", ""), gateway.NotFound)
-}
-
-func TestTheWhitelist(t *testing.T) {
-	prefixes := func(list ...string) (out []netip.Prefix) {
-		for _, text := range list {
-			out = append(out, netip.MustParsePrefix(text))
-		}
-		return out
-	}
-	tests := map[string]struct {
-		peer, forwarded string
-		allowed         bool
-	}{
-		"allowed":                           {"10.1.2.3:1", "", true},
-		"v6":                                {"[fd00::7]:1", "", true},
-		"v4-mapped":                         {"[::ffff:10.1.2.3]:1", "", true},
-		"another":                           {"192.0.2.1:1", "", false},
-		"forged by a peer that is no proxy": {"192.0.2.1:1", "10.1.2.3", false},
-		"through the proxy":                 {"127.0.0.1:1", "10.1.2.3", true},
-		"forged through the proxy":          {"127.0.0.1:1", "10.1.2.3, 192.0.2.1", false},
-		"through two proxies":               {"127.0.0.1:1", "10.1.2.3, 127.0.0.9", true},
-		"garbage":                           {"127.0.0.1:1", "10.1.2.3, x", false},
-		"the proxy itself":                  {"127.0.0.1:1", "", false},
-	}
-	b := setup(t, func(o *httpapi.Options) {
-		o.AdminWhitelist, o.TrustedProxies = prefixes("10.0.0.0/8", "fd00::/8"), prefixes("127.0.0.0/8")
-	})
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			request := httptest.NewRequest(http.MethodGet, "/gateway/admin/status", nil)
-			request.RemoteAddr = test.peer
-			request.Header.Set("x-token", adminToken)
-			if test.forwarded != "" {
-				request.Header.Set("X-Forwarded-For", test.forwarded)
-			}
-			recorder := httptest.NewRecorder()
-			b.admin.ServeHTTP(recorder, request)
-			if test.allowed {
-				require.Equal(t, http.StatusOK, recorder.Code)
-			} else {
-				requireRefused(t, recorder, gateway.Forbidden)
-			}
-		})
-	}
-}
-
-func TestServicesAndNodes(t *testing.T) {
-	b := setup(t, nil)
-	ok := func(r *httptest.ResponseRecorder) envelope {
-		t.Helper()
-		require.Equal(t, http.StatusOK, r.Code, r.Body.String())
-		e, _ := open(t, r)
-		require.Equal(t, 200, e.Code)
-		return e
-	}
-	ok(b.call(http.MethodPost, "/services", `{"id":"doc","name":"Docs","pathPrefix":"/doc","loginPath":"/login","healthPath":"/h","enabled":1}`))
-	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"doc","pathPrefix":"/doc2"}`), gateway.Conflict)
-	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"doc2","pathPrefix":"/doc"}`), gateway.Conflict)
-	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"doc"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"/x","colour":"red"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodPost, "/services", `{"id":"x","pathPrefix":"/x","enabled":"yes"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodPost, "/services", strings.Repeat(" ", 1<<20)), gateway.TooLarge)
-
-	ok(b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d1","name":"one","baseUrl":"http://127.0.0.1:1/","enabled":true,"remark":"r"}`))
-	requireRefused(t, b.call(http.MethodPost, "/services/none/nodes", `{"id":"d2","baseUrl":"http://127.0.0.1:1"}`), gateway.Conflict)
-	requireRefused(t, b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d1","baseUrl":"http://127.0.0.1:1"}`), gateway.Conflict)
-	requireRefused(t, b.call(http.MethodPost, "/services/doc/nodes", `{"id":"d2","baseUrl":"http://127.0.0.1:1/path"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":"n1"}`), gateway.Conflict)
-	ok(b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":"d1"}`))
-	service, found := b.nodes.Snapshot().Service("doc")
-	require.True(t, found, "the instance that writes refreshes at once")
-	require.Equal(t, "d1", service.DefaultNodeID)
-	_, view := open(t, b.call(http.MethodPut, "/services/doc", `{}`))
-	require.NotContains(t, view["createTime"], "0001-")
-	require.Equal(t, "Docs", service.Name, "what is not given stays")
-	requireRefused(t, b.call(http.MethodDelete, "/nodes/d1", ""), gateway.Conflict)
-	ok(b.call(http.MethodPut, "/services/doc", `{"defaultNodeId":null,"name":"D"}`))
-	requireRefused(t, b.call(http.MethodPut, "/services/doc", `{"id":"other"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodPut, "/services/none", `{}`), gateway.NotFound)
-	requireRefused(t, b.call(http.MethodPut, "/nodes/none", `{}`), gateway.NotFound)
-	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.Conflict)
-	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":0}`))
-	requireRefused(t, b.call(http.MethodPost, "/nodes/d1/check", ""), gateway.NotFound)
-	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":1}`))
-	_, health := open(t, b.call(http.MethodPost, "/nodes/d1/check", ""))
-	require.Equal(t, "DOWN", health["state"])
-	ok(b.call(http.MethodDelete, "/nodes/d1", ""))
-	ok(b.call(http.MethodDelete, "/services/doc", ""))
-	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.NotFound)
-	ok(b.call(http.MethodPost, "/reload", ""))
-	ok(b.call(http.MethodGet, "/services", ""))
-}
-
-func TestBindings(t *testing.T) {
-	b := setup(t, nil)
-	bind := func(body string) *httptest.ResponseRecorder { return b.call(http.MethodPost, "/routes/bind", body) }
-	_, row := open(t, bind(`{"serviceId":"ai","userId":9007199254740993,"username":"Ann","nodeId":"n1"}`))
-	require.Equal(t, "9007199254740993", row["userId"])
-	require.EqualValues(t, 1, row["epoch"])
-	_, row = open(t, bind(`{"serviceId":"ai","userId":"9007199254740993","nodeId":"n2"}`))
-	require.EqualValues(t, 2, row["epoch"])
-	require.Equal(t, "n2", row["nodeId"])
-	_, row = open(t, bind(`{"serviceId":"ai","username":"bob","nodeId":"n2"}`))
-	require.Nil(t, row["userId"])
-	requireRefused(t, bind(`{"serviceId":"ai","userId":9007199254740993,"username":"bob","nodeId":"n2"}`), gateway.Conflict)
-	requireRefused(t, bind(`{"serviceId":"ai","username":"bob","nodeId":"n9"}`), gateway.Conflict)
-	requireRefused(t, bind(`{"serviceId":"ai","nodeId":"n1"}`), gateway.Validation)
-	requireRefused(t, bind(`{"serviceId":"ai","userId":true,"nodeId":"n1"}`), gateway.Validation)
-	requireRefused(t, b.call(http.MethodDelete, "/nodes/n2", ""), gateway.Conflict)
-
-	_, page := open(t, b.call(http.MethodGet, "/routes?serviceId=ai&keyword=BO&page=1&size=10", ""))
-	require.EqualValues(t, 1, page["total"])
-	_, page = open(t, b.call(http.MethodGet, "/routes?keyword=%25", ""))
-	require.EqualValues(t, 0, page["total"], "a wildcard has no meaning")
-	for _, query := range []string{"page=0", "size=201", "page=x", "size=-1"} {
-		requireRefused(t, b.call(http.MethodGet, "/routes?"+query, ""), gateway.Validation)
-	}
-	requireRefused(t, b.call(http.MethodDelete, "/routes/999", ""), gateway.NotFound)
-	requireRefused(t, b.call(http.MethodDelete, "/routes/x", ""), gateway.Validation)
-	require.Equal(t, http.StatusOK, b.call(http.MethodDelete, "/routes/1", "").Code)
 }
 
 func TestMetricsNameServicesAndReasonsOnly(t *testing.T) {

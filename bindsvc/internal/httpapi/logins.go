@@ -49,7 +49,7 @@ func (s *Server) login(c echo.Context) error {
 	if !ok {
 		return invalid("service does not exist")
 	}
-	ctx := c.Request().Context()
+	ctx := gateway.WithActor(c.Request().Context(), gateway.Actor{Name: gateway.ActorLogin, RequestID: report.RequestID})
 	// The token first: should the binding fail, its user is refused until the
 	// retry succeeds, and not taken for an anonymous one.
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
-	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
 )
 
@@ -29,25 +29,12 @@ func (s *Server) Internal() http.Handler {
 	return e
 }
 
-// Admin is the handler of the admin listener.
+// Admin is the handler of the admin listener: the operations of openapi.yaml.
 func (s *Server) Admin() http.Handler {
 	e := s.newEcho()
 	if !s.opts.AdminEnabled {
 		return e // 404 for all
 	}
-	admin := e.Group(gateway.AdminPrefix, s.administrator, s.whenReady)
-	admin.GET("/status", s.status)
-	admin.GET("/services", s.listServices)
-	admin.POST("/services", s.createService)
-	admin.PUT("/services/:serviceId", s.updateService)
-	admin.DELETE("/services/:serviceId", s.deleteService)
-	admin.POST("/services/:serviceId/nodes", s.createNode)
-	admin.PUT("/nodes/:nodeId", s.updateNode)
-	admin.DELETE("/nodes/:nodeId", s.deleteNode)
-	admin.POST("/nodes/:nodeId/check", s.checkNode)
-	admin.GET("/routes", s.listRoutes)
-	admin.POST("/routes/bind", s.bind)
-	admin.DELETE("/routes/:id", s.unbind)
-	admin.POST("/reload", s.reload)
+	RegisterHandlers(e.Group(api.Prefix, s.administrator, s.whenReady, s.conformant), admin{s})
 	return e
 }

@@ -26,6 +26,7 @@ import (
 
 // Options are what a Server needs to know.
 type Options struct {
+	Version        string
 	Secret         string // shared with the plugins and with Traefik's HTTP provider
 	AdminToken     string // empty: nobody is an administrator
 	AdminEnabled   bool
@@ -48,21 +49,42 @@ type Server struct {
 	languages languages
 	metrics   *metrics
 
+	attempts   *attempts
+	conformant echo.MiddlewareFunc
+
 	registry *registry.Registry
 	decider  *decide.Decider
 	sessions *session.Resolver
 	bindings *binding.Directory
 	store    gateway.Store
+	users    gateway.Users
 	log      *slog.Logger
 }
 
+// Parts are what a Server answers from.
+type Parts struct {
+	Registry *registry.Registry
+	Decider  *decide.Decider
+	Sessions *session.Resolver
+	Bindings *binding.Directory
+	Store    gateway.Store
+	Users    gateway.Users // the nodes' own user table; nil: there is none
+	Log      *slog.Logger
+}
+
 // New makes a Server.
-func New(opts Options, registry *registry.Registry, decider *decide.Decider, sessions *session.Resolver, bindings *binding.Directory, store gateway.Store, log *slog.Logger) *Server {
+func New(opts Options, parts Parts) (*Server, error) {
+	conformant, err := conformant()
+	if err != nil {
+		return nil, err
+	}
 	return &Server{
 		opts: opts, secret: sha256.Sum256([]byte(opts.Secret)), admin: sha256.Sum256([]byte(opts.AdminToken)),
-		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(registry),
-		registry: registry, decider: decider, sessions: sessions, bindings: bindings, store: store, log: log,
-	}
+		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(parts.Registry),
+		attempts: newAttempts(), conformant: conformant,
+		registry: parts.Registry, decider: parts.Decider, sessions: parts.Sessions, bindings: parts.Bindings,
+		store: parts.Store, users: parts.Users, log: parts.Log,
+	}, nil
 }
 
 func (s *Server) newEcho() *echo.Echo {

@@ -13,11 +13,11 @@ import (
 
 // routeColumns reads a row r; a row of the old gateway may lack anything but its id.
 const routeColumns = `r.id, coalesce(r.service_id, ''), coalesce(r.user_id, ''), coalesce(r.username, ''), coalesce(r.username_key, ''),
-	coalesce(r.node_id, ''), r.epoch, coalesce(r.create_time, r.update_time, 'epoch'), coalesce(r.update_time, r.create_time, 'epoch')`
+	coalesce(r.node_id, ''), r.epoch, coalesce(r.import_id, 0), coalesce(r.create_time, r.update_time, 'epoch'), coalesce(r.update_time, r.create_time, 'epoch')`
 
 func scanRoute(row pgx.Row, more ...any) (bindrule.Row, error) {
 	var r bindrule.Row
-	err := row.Scan(append([]any{&r.ID, &r.ServiceID, &r.UserID, &r.Username, &r.Key, &r.NodeID, &r.Epoch, &r.CreatedAt, &r.UpdatedAt}, more...)...)
+	err := row.Scan(append([]any{&r.ID, &r.ServiceID, &r.UserID, &r.Username, &r.Key, &r.NodeID, &r.Epoch, &r.ImportID, &r.CreatedAt, &r.UpdatedAt}, more...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = gateway.ErrNotFound
 	}

@@ -1,9 +1,12 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -16,16 +19,17 @@ import (
 const (
 	serviceColumns = `id, coalesce(name, id), coalesce(path_prefix, ''), coalesce(login_path, ''), coalesce(logout_path, ''),
 		coalesce(health_path, '/actuator/health'), coalesce(default_node_id, ''), login_fields, coalesce(enabled, 0) <> 0,
+		coalesce(nullif(placement, ''), 'round-robin'),
 		coalesce(create_time, update_time, 'epoch'), coalesce(update_time, create_time, 'epoch')`
 	nodeColumns = `id, coalesce(service_id, ''), coalesce(name, id), coalesce(base_url, ''), coalesce(traefik_service, ''),
-		coalesce(enabled, 0) <> 0, coalesce(remark, ''),
+		coalesce(enabled, 0) <> 0, coalesce(weight, 1), coalesce(accept_new, 1) = 0, coalesce(remark, ''),
 		coalesce(create_time, update_time, 'epoch'), coalesce(update_time, create_time, 'epoch')`
 )
 
 func scanService(row pgx.CollectableRow) (gateway.Service, error) {
 	var s gateway.Service
 	var login []byte
-	err := row.Scan(&s.ID, &s.Name, &s.PathPrefix, &s.LoginPath, &s.LogoutPath, &s.HealthPath, &s.DefaultNodeID, &login, &s.Enabled, &s.CreatedAt, &s.UpdatedAt)
+	err := row.Scan(&s.ID, &s.Name, &s.PathPrefix, &s.LoginPath, &s.LogoutPath, &s.HealthPath, &s.DefaultNodeID, &login, &s.Enabled, &s.Placement, &s.CreatedAt, &s.UpdatedAt)
 	if err != nil {
 		return gateway.Service{}, err
 	}
@@ -45,12 +49,24 @@ func scanService(row pgx.CollectableRow) (gateway.Service, error) {
 
 func scanNode(row pgx.CollectableRow) (gateway.Node, error) {
 	var n gateway.Node
-	err := row.Scan(&n.ID, &n.ServiceID, &n.Name, &n.BaseURL, &n.TraefikService, &n.Enabled, &n.Remark, &n.CreatedAt, &n.UpdatedAt)
+	err := row.Scan(&n.ID, &n.ServiceID, &n.Name, &n.BaseURL, &n.TraefikService, &n.Enabled, &n.Weight, &n.Draining, &n.Remark, &n.CreatedAt, &n.UpdatedAt)
 	n.BaseURL = strings.TrimSuffix(n.BaseURL, "/")
 	return n, err
 }
 
-func enabled(is bool) int16 {
+// completeService and completeNode fill what has a default, as reading does.
+func completeService(service gateway.Service) gateway.Service {
+	service.Login = service.Login.WithDefaults()
+	service.Placement = cmp.Or(service.Placement, gateway.RoundRobin)
+	return service
+}
+
+func completeNode(node gateway.Node) gateway.Node {
+	node.Weight = node.Share()
+	return node
+}
+
+func flag(is bool) int16 {
 	if is {
 		return 1
 	}
@@ -106,18 +122,23 @@ func (s *Store) SeedRegistry(ctx context.Context, services []gateway.Service, no
 
 func seed(ctx context.Context, tx pgx.Tx, services []gateway.Service, nodes []gateway.Node) error {
 	for _, service := range services {
+		service = completeService(service)
 		withoutDefault := service
 		withoutDefault.DefaultNodeID = ""
 		if err := insertService(ctx, tx, withoutDefault); err != nil {
 			return err
 		}
+		if err := record(ctx, tx, gateway.AuditServiceChange(nil, &service)); err != nil {
+			return err
+		}
 	}
 	for _, node := range nodes {
-		if err := insertNode(ctx, tx, node); err != nil {
+		if err := createNode(ctx, tx, node); err != nil {
 			return err
 		}
 	}
 	for _, service := range services {
+		service = completeService(service)
 		service.UpdatedAt = now()
 		if err := writeService(ctx, tx, service); err != nil { // its default node exists now
 			return err
@@ -131,28 +152,51 @@ func (s *Store) CreateService(ctx context.Context, service gateway.Service) erro
 	if service.DefaultNodeID != "" {
 		return gateway.Conflictf("the new service %q has no node %q yet", service.ID, service.DefaultNodeID)
 	}
-	return s.inTx(ctx, func(tx pgx.Tx) error { return insertService(ctx, tx, service) })
+	service = completeService(service)
+	return s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := insertService(ctx, tx, service); err != nil {
+			return err
+		}
+		return record(ctx, tx, gateway.AuditServiceChange(nil, &service))
+	})
 }
 
 // CreateNode implements gateway.RegistryStore.
 func (s *Store) CreateNode(ctx context.Context, node gateway.Node) error {
-	return s.inTx(ctx, func(tx pgx.Tx) error { return insertNode(ctx, tx, node) })
+	return s.inTx(ctx, func(tx pgx.Tx) error { return createNode(ctx, tx, node) })
 }
 
-// UpdateService implements gateway.RegistryStore. A lost race runs change again, on the new row.
+func createNode(ctx context.Context, tx pgx.Tx, node gateway.Node) error {
+	node = completeNode(node)
+	if err := insertNode(ctx, tx, node); err != nil {
+		return err
+	}
+	return record(ctx, tx, gateway.AuditNodeChange(nil, &node))
+}
+
+// UpdateService implements gateway.RegistryStore. A lost race runs change again, on
+// the new row; a change to what it was before writes nothing.
 func (s *Store) UpdateService(ctx context.Context, id string, change func(*gateway.Service) error) (service gateway.Service, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) (err error) {
 		service, err = one(ctx, tx, scanService, `SELECT `+serviceColumns+` FROM gateway_service WHERE id = $1 FOR NO KEY UPDATE`, id)
 		if err != nil {
 			return err
 		}
-		created := service.CreatedAt
+		before := service
+		before.Login.Success = slices.Clone(service.Login.Success)
 		if err := change(&service); err != nil {
 			return err
 		}
-		service.ID, service.CreatedAt, service.UpdatedAt = id, created, now()
-		service.Login = service.Login.WithDefaults()
-		return writeService(ctx, tx, service)
+		service = completeService(service)
+		service.ID, service.CreatedAt, service.UpdatedAt = id, before.CreatedAt, before.UpdatedAt
+		if reflect.DeepEqual(before, service) {
+			return nil
+		}
+		service.UpdatedAt = now()
+		if err := writeService(ctx, tx, service); err != nil {
+			return err
+		}
+		return record(ctx, tx, gateway.AuditServiceChange(&before, &service))
 	})
 	if err != nil {
 		return gateway.Service{}, err
@@ -160,21 +204,30 @@ func (s *Store) UpdateService(ctx context.Context, id string, change func(*gatew
 	return service, nil
 }
 
-// UpdateNode implements gateway.RegistryStore. A lost race runs change again, on the new row.
+// UpdateNode implements gateway.RegistryStore, like UpdateService.
 func (s *Store) UpdateNode(ctx context.Context, id string, change func(*gateway.Node) error) (node gateway.Node, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) (err error) {
 		node, err = one(ctx, tx, scanNode, `SELECT `+nodeColumns+` FROM gateway_node WHERE id = $1 FOR NO KEY UPDATE`, id)
 		if err != nil {
 			return err
 		}
-		serviceID, created := node.ServiceID, node.CreatedAt
+		before := node
 		if err := change(&node); err != nil {
 			return err
 		}
-		node.ID, node.ServiceID, node.CreatedAt, node.UpdatedAt = id, serviceID, created, now()
-		_, err = tx.Exec(ctx, `UPDATE gateway_node SET name = $2, base_url = $3, traefik_service = nullif($4, ''), enabled = $5, remark = nullif($6, ''), update_time = $7 WHERE id = $1`,
-			node.ID, node.Name, node.BaseURL, node.TraefikService, enabled(node.Enabled), node.Remark, node.UpdatedAt)
-		return err
+		node = completeNode(node)
+		node.ID, node.ServiceID, node.CreatedAt, node.UpdatedAt = id, before.ServiceID, before.CreatedAt, before.UpdatedAt
+		if node == before {
+			return nil
+		}
+		node.UpdatedAt = now()
+		_, err = tx.Exec(ctx, `UPDATE gateway_node SET name = $2, base_url = $3, traefik_service = nullif($4, ''), enabled = $5, weight = $6, accept_new = $7,
+			remark = nullif($8, ''), update_time = $9 WHERE id = $1`,
+			node.ID, node.Name, node.BaseURL, node.TraefikService, flag(node.Enabled), node.Weight, flag(!node.Draining), node.Remark, node.UpdatedAt)
+		if err != nil {
+			return err
+		}
+		return record(ctx, tx, gateway.AuditNodeChange(&before, &node))
 	})
 	if err != nil {
 		return gateway.Node{}, err
@@ -186,11 +239,12 @@ func (s *Store) UpdateNode(ctx context.Context, id string, change func(*gateway.
 func (s *Store) DeleteService(ctx context.Context, id string) error {
 	return s.inTx(ctx, func(tx pgx.Tx) error {
 		// The lock keeps out new nodes and bindings, whose foreign keys want the row.
-		if err := tx.QueryRow(ctx, `SELECT FROM gateway_service WHERE id = $1 FOR UPDATE`, id).Scan(); err != nil {
-			return notFound(err)
+		service, err := one(ctx, tx, scanService, `SELECT `+serviceColumns+` FROM gateway_service WHERE id = $1 FOR UPDATE`, id)
+		if err != nil {
+			return err
 		}
 		var nodes, bindings int64
-		err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM gateway_node WHERE service_id = $1),
+		err = tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM gateway_node WHERE service_id = $1),
 			(SELECT count(*) FROM gateway_user_route WHERE service_id = $1)`, id).Scan(&nodes, &bindings)
 		if err != nil {
 			return err
@@ -198,8 +252,10 @@ func (s *Store) DeleteService(ctx context.Context, id string) error {
 		if nodes+bindings > 0 {
 			return gateway.Conflictf("service %q has %d nodes and %d bindings", id, nodes, bindings)
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM gateway_service WHERE id = $1`, id)
-		return err
+		if _, err := tx.Exec(ctx, `DELETE FROM gateway_service WHERE id = $1`, id); err != nil {
+			return err
+		}
+		return record(ctx, tx, gateway.AuditServiceChange(&service, nil))
 	})
 }
 
@@ -216,8 +272,9 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 		if isDefault {
 			return gateway.Conflictf("node %q is its service's default node", id)
 		}
-		if err := tx.QueryRow(ctx, `SELECT FROM gateway_node WHERE id = $1 FOR UPDATE`, id).Scan(); err != nil {
-			return notFound(err)
+		node, err := one(ctx, tx, scanNode, `SELECT `+nodeColumns+` FROM gateway_node WHERE id = $1 FOR UPDATE`, id)
+		if err != nil {
+			return err
 		}
 		var bindings int64
 		if err := tx.QueryRow(ctx, `SELECT count(*) FROM gateway_user_route WHERE node_id = $1`, id).Scan(&bindings); err != nil {
@@ -226,8 +283,10 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 		if bindings > 0 {
 			return gateway.Conflictf("node %q has %d bindings", id, bindings)
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM gateway_node WHERE id = $1`, id)
-		return err
+		if _, err := tx.Exec(ctx, `DELETE FROM gateway_node WHERE id = $1`, id); err != nil {
+			return err
+		}
+		return record(ctx, tx, gateway.AuditNodeChange(&node, nil))
 	})
 }
 
@@ -243,10 +302,10 @@ func insertService(ctx context.Context, tx pgx.Tx, service gateway.Service) erro
 		return err
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO gateway_service
-			(id, name, path_prefix, login_path, logout_path, health_path, default_node_id, login_fields, enabled, create_time, update_time)
-		VALUES ($1, $2, $3, nullif($4, ''), nullif($5, ''), $6, nullif($7, ''), $8, $9, $10, $10)`,
+			(id, name, path_prefix, login_path, logout_path, health_path, default_node_id, login_fields, enabled, placement, create_time, update_time)
+		VALUES ($1, $2, $3, nullif($4, ''), nullif($5, ''), $6, nullif($7, ''), $8, $9, $10, $11, $11)`,
 		service.ID, service.Name, service.PathPrefix, service.LoginPath, service.LogoutPath, service.HealthPath,
-		service.DefaultNodeID, service.Login.WithDefaults(), enabled(service.Enabled), now())
+		service.DefaultNodeID, service.Login, flag(service.Enabled), service.Placement, now())
 	return err
 }
 
@@ -264,9 +323,9 @@ func writeService(ctx context.Context, tx pgx.Tx, service gateway.Service) error
 		}
 	}
 	_, err := tx.Exec(ctx, `UPDATE gateway_service SET name = $2, path_prefix = $3, login_path = nullif($4, ''), logout_path = nullif($5, ''),
-		health_path = $6, default_node_id = nullif($7, ''), login_fields = $8, enabled = $9, update_time = $10 WHERE id = $1`,
+		health_path = $6, default_node_id = nullif($7, ''), login_fields = $8, enabled = $9, placement = $10, update_time = $11 WHERE id = $1`,
 		service.ID, service.Name, service.PathPrefix, service.LoginPath, service.LogoutPath, service.HealthPath,
-		service.DefaultNodeID, service.Login.WithDefaults(), enabled(service.Enabled), service.UpdatedAt)
+		service.DefaultNodeID, service.Login, flag(service.Enabled), service.Placement, service.UpdatedAt)
 	return err
 }
 
@@ -296,18 +355,23 @@ func insertNode(ctx context.Context, tx pgx.Tx, node gateway.Node) error {
 	case taken:
 		return gateway.Conflictf("there is a node %q already", node.ID)
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO gateway_node (id, service_id, name, base_url, traefik_service, enabled, remark, create_time, update_time)
-		VALUES ($1, $2, $3, $4, nullif($5, ''), $6, nullif($7, ''), $8, $8)`,
-		node.ID, node.ServiceID, node.Name, node.BaseURL, node.TraefikService, enabled(node.Enabled), node.Remark, now())
+	_, err = tx.Exec(ctx, `INSERT INTO gateway_node (id, service_id, name, base_url, traefik_service, enabled, weight, accept_new, remark, create_time, update_time)
+		VALUES ($1, $2, $3, $4, nullif($5, ''), $6, $7, $8, nullif($9, ''), $10, $10)`,
+		node.ID, node.ServiceID, node.Name, node.BaseURL, node.TraefikService, flag(node.Enabled), node.Weight, flag(!node.Draining), node.Remark, now())
 	if sqlState(err) == foreignKeyViolation {
 		return gateway.Conflictf("node %q: there is no service %q", node.ID, node.ServiceID) // deleted just now
 	}
 	return err
 }
 
+// queryer is a transaction or a pool.
+type queryer interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // one reads the only row of a query, or gateway.ErrNotFound.
-func one[T any](ctx context.Context, tx pgx.Tx, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
+func one[T any](ctx context.Context, db queryer, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
+	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		var none T
 		return none, err

@@ -69,6 +69,7 @@ const (
 	foreignKeyViolation  = "23503"
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
+	dataException        = "22" // the class: a value that its type cannot hold
 )
 
 func sqlState(err error) string {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -26,7 +27,9 @@ var passed = map[string]bool{
 // ParseURL turns PG_URL, a URL of libpq or of the JDBC driver, into the settings
 // of a pool. A user and password given beside it win over those in it. What only
 // the JDBC driver knows is translated (currentSchema, ssl, ApplicationName,
-// targetServerType) or ignored. No error shows the password.
+// targetServerType) or ignored. The connections are named "homenode", or
+// "homenode:" and the application name of the URL: whatever has another name is a
+// hand, whose changes the database itself records. No error shows the password.
 func ParseURL(raw, user, password string) (*pgxpool.Config, error) {
 	raw = strings.TrimSpace(raw)
 	rest, isJDBC := strings.CutPrefix(raw, "jdbc:")
@@ -41,7 +44,7 @@ func ParseURL(raw, user, password string) (*pgxpool.Config, error) {
 	} else if !isJDBC { // JDBC knows "jdbc:postgresql:database"
 		return nil, errURLForm
 	}
-	settings := map[string]string{"application_name": "homenode"}
+	settings := map[string]string{}
 	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
 		name, secret, _ := strings.Cut(authority[:at], ":")
 		authority = authority[at+1:]
@@ -146,8 +149,18 @@ func poolConfig(settings map[string]string) (*pgxpool.Config, error) {
 	}
 	config.ConnConfig.ConnectTimeout = connectTimeout
 	config.ConnConfig.RuntimeParams["timezone"] = "UTC" // the columns have no zone
+	config.ConnConfig.RuntimeParams["application_name"] = applicationName(settings["application_name"])
 	if settings["pool_max_conns"] == "" {
 		config.MaxConns = int32(max(20, 4*runtime.NumCPU())) //nolint:gosec // no machine has that many
 	}
 	return config, nil
+}
+
+// applicationName is what the triggers of the audit know the gateway by (see sql/postgres).
+func applicationName(given string) string {
+	const own = "homenode"
+	if given == "" || given == own || strings.HasPrefix(given, own+":") {
+		return cmp.Or(given, own)
+	}
+	return own + ":" + given
 }

@@ -11,23 +11,29 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
-type target struct{ url string }
+type target struct{ base, path string }
 
 // prober probes one node until it is cancelled. Only its goroutine writes health.
 type prober struct {
 	target  target
 	cancel  context.CancelFunc
 	health  atomic.Pointer[Health]
-	decided chan struct{}    // closed after the first probe
+	judged  bool             // the first probe is over; it decides at once
+	decided chan struct{}    // closed after it
 	ended   chan struct{}    // closed when the goroutine has returned
 	now     chan chan Health // asks for a probe at once
 }
 
-// startProber is called with r.mu held; the goroutine ends with Run's context or cancel.
-func (r *Registry) startProber(nodeID string, t target) *prober {
+// startProber is called with r.mu held; the goroutine ends with Run's context or
+// cancel. Until its first probe the node is what it was known as (the zero Health
+// if it was not probed there): a changed health path takes nobody's node away.
+func (r *Registry) startProber(nodeID string, t target, known Health) *prober {
 	ctx, cancel := context.WithCancel(r.runCtx)
 	p := &prober{target: t, cancel: cancel, decided: make(chan struct{}), ended: make(chan struct{}), now: make(chan chan Health)}
-	p.health.Store(&Health{State: Unknown})
+	if known.State == "" {
+		known.State = Unknown
+	}
+	p.health.Store(&known)
 	r.probing.Add(1)
 	go func() {
 		defer r.probing.Done()
@@ -53,15 +59,19 @@ func (r *Registry) startProber(nodeID string, t target) *prober {
 }
 
 func (r *Registry) probe(ctx context.Context, nodeID string, p *prober) {
-	err := r.get(ctx, p.target.url)
+	err := r.get(ctx, p.target.base+p.target.path)
 	if ctx.Err() != nil {
 		return
 	}
-	before := p.health.Load()
+	before, was := *p.health.Load(), p.health.Load().State
+	if !p.judged {
+		before = Health{State: Unknown}
+		p.judged = true
+	}
 	after := before.next(err, r.opts.Health, r.now())
 	p.health.Store(&after)
-	if after.State != before.State {
-		r.log.InfoContext(ctx, "node is "+string(after.State), "node", nodeID, "was", before.State, "error", after.LastError)
+	if after.State != was {
+		r.log.InfoContext(ctx, "node is "+string(after.State), "node", nodeID, "was", was, "error", after.LastError)
 	}
 }
 

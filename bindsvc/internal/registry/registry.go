@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,9 +37,15 @@ type HealthOptions struct {
 	Successes int // consecutive ones that make it UP
 }
 
+// Store is what a Registry reads.
+type Store interface {
+	gateway.RegistryStore
+	CountBindings(ctx context.Context) (map[string]int64, error)
+}
+
 // Registry is safe for concurrent use.
 type Registry struct {
-	store  gateway.RegistryStore
+	store  Store
 	opts   Options
 	log    *slog.Logger
 	now    func() time.Time
@@ -47,19 +54,19 @@ type Registry struct {
 	snapshot atomic.Pointer[Snapshot]
 	ready    chan struct{} // closed when loaded and every node has been probed once
 	kick     chan struct{} // asks Run to refresh
+	placer   *placer
 
 	refreshing sync.Mutex // one Refresh at a time, so that an older read never replaces a newer one
 
 	mu        sync.RWMutex
 	probers   map[string]*prober   // by node id; enabled nodes only
 	published map[string]time.Time // by node id: from when on placement may choose it
-	rotation  map[string]*atomic.Uint64
 	probing   sync.WaitGroup
 	runCtx    context.Context //nolint:containedctx // of Run, owns the probers; nothing is loaded before Run
 }
 
 // New makes a Registry. Nothing is read before Run.
-func New(store gateway.RegistryStore, opts Options, log *slog.Logger, now func() time.Time) *Registry {
+func New(store Store, opts Options, log *slog.Logger, now func() time.Time) *Registry {
 	return &Registry{
 		store: store, opts: opts, log: log, now: now,
 		client: &http.Client{
@@ -67,7 +74,8 @@ func New(store gateway.RegistryStore, opts Options, log *slog.Logger, now func()
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		ready: make(chan struct{}), kick: make(chan struct{}, 1),
-		probers: map[string]*prober{}, published: map[string]time.Time{}, rotation: map[string]*atomic.Uint64{},
+		probers: map[string]*prober{}, published: map[string]time.Time{},
+		placer: newPlacer(),
 	}
 }
 
@@ -124,6 +132,7 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 func (r *Registry) loadFirst(ctx context.Context) error {
+	ctx = gateway.WithActor(ctx, gateway.Actor{Name: gateway.ActorConfiguration})
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
@@ -189,6 +198,19 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	first := r.snapshot.Load() == nil
 	r.follow(snapshot, first)
 	r.snapshot.Store(snapshot)
+	return r.count(ctx, snapshot)
+}
+
+// count counts the bindings of every node where a placement goes by them.
+func (r *Registry) count(ctx context.Context, snapshot *Snapshot) error {
+	if !slices.ContainsFunc(snapshot.Services, func(s gateway.Service) bool { return s.Placement == gateway.FewestBindings }) {
+		return nil
+	}
+	bound, err := r.store.CountBindings(ctx)
+	if err != nil {
+		return err
+	}
+	r.placer.counted(bound)
 	return nil
 }
 
@@ -202,17 +224,18 @@ func (r *Registry) follow(snapshot *Snapshot, first bool) {
 	for _, service := range snapshot.Services {
 		for _, node := range snapshot.NodesOf(service.ID) {
 			if node.Enabled && service.Enabled {
-				wanted[node.ID] = target{url: node.BaseURL + service.HealthPath}
+				wanted[node.ID] = target{node.BaseURL, service.HealthPath}
 			}
 		}
-		if r.rotation[service.ID] == nil {
-			r.rotation[service.ID] = &atomic.Uint64{}
-		}
 	}
+	known := map[string]Health{} // of nodes that are probed at another path from now on
 	for id, p := range r.probers {
 		if wanted[id] != p.target {
 			p.cancel()
 			delete(r.probers, id)
+			if wanted[id].base == p.target.base {
+				known[id] = *p.health.Load()
+			}
 		}
 	}
 	for id := range r.published {
@@ -228,45 +251,30 @@ func (r *Registry) follow(snapshot *Snapshot, first bool) {
 			}
 		}
 		if r.probers[id] == nil {
-			r.probers[id] = r.startProber(id, t)
+			r.probers[id] = r.startProber(id, t, known[id])
 		}
 	}
 }
 
 // Usable returns nil when the node exists, belongs to the service, is enabled
 // and UP, else why it cannot serve.
-func (r *Registry) Usable(serviceID, nodeID string) error {
+func (r *Registry) Usable(ctx context.Context, serviceID, nodeID string) error {
+	step := gateway.TraceOf(ctx).Begin("node", "registry")
+	refuse := func(reason gateway.Reason, retryAfter time.Duration, why string) error {
+		step.End(gateway.Refused, nodeID+" "+why)
+		return &gateway.Error{Reason: reason, RetryAfter: retryAfter, Cause: errors.New("node " + nodeID + " " + why)}
+	}
 	node, ok := r.Snapshot().Node(nodeID)
 	switch {
 	case !ok || node.ServiceID != serviceID:
-		return &gateway.Error{Reason: gateway.NodeUnknown, Cause: errors.New("node " + nodeID + " is not in the registry")}
+		return refuse(gateway.NodeUnknown, 0, "is not in the registry")
 	case !node.Enabled:
-		return &gateway.Error{Reason: gateway.NodeDisabled, Cause: errors.New("node " + nodeID + " is disabled")}
+		return refuse(gateway.NodeDisabled, 0, "is disabled")
 	case r.Health(nodeID).State != Up:
-		return &gateway.Error{Reason: gateway.NodeDown, RetryAfter: r.opts.Health.Interval, Cause: errors.New("node " + nodeID + " is not UP")}
+		return refuse(gateway.NodeDown, r.opts.Health.Interval, "is not UP")
 	}
+	step.End(gateway.Found, nodeID+" is enabled and UP")
 	return nil
-}
-
-// Place chooses a node for a user without one: round robin over the nodes that
-// are enabled, UP and known to Traefik.
-func (r *Registry) Place(serviceID string) (string, error) {
-	nodes := r.Snapshot().NodesOf(serviceID)
-	now := r.now()
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	candidates := make([]string, 0, len(nodes))
-	for _, node := range nodes {
-		p := r.probers[node.ID]
-		if node.Enabled && p != nil && p.health.Load().State == Up && !now.Before(r.published[node.ID]) {
-			candidates = append(candidates, node.ID)
-		}
-	}
-	if len(candidates) == 0 {
-		return "", &gateway.Error{Reason: gateway.NoHealthyNode, RetryAfter: r.opts.Health.Interval}
-	}
-	turn := r.rotation[serviceID].Add(1) - 1
-	return candidates[turn%uint64(len(candidates))], nil
 }
 
 // Health returns the health of a node; Unknown for one that is not probed.

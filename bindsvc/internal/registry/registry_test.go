@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -26,7 +27,14 @@ type table struct {
 	mu       sync.Mutex
 	services []gateway.Service
 	nodes    []gateway.Node
+	bound    map[string]int64
 	err      error
+}
+
+func (s *table) CountBindings(context.Context) (map[string]int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.bound), s.err
 }
 
 func (s *table) LoadRegistry(context.Context) ([]gateway.Service, []gateway.Node, error) {
@@ -118,10 +126,10 @@ func TestReadyMeansThatEveryNodeIsJudged(t *testing.T) {
 	down.ill.Store(true)
 	r := run(t, &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", up.URL), node("n2", "ai", down.URL)}}, nil)
 	ready(t, r)
-	require.NoError(t, r.Usable("ai", "n1"))
-	requireReason(t, gateway.NodeDown, r.Usable("ai", "n2"))
-	requireReason(t, gateway.NodeUnknown, r.Usable("ai", "n3"))
-	requireReason(t, gateway.NodeUnknown, r.Usable("other", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
+	requireReason(t, gateway.NodeDown, r.Usable(t.Context(), "ai", "n2"))
+	requireReason(t, gateway.NodeUnknown, r.Usable(t.Context(), "ai", "n3"))
+	requireReason(t, gateway.NodeUnknown, r.Usable(t.Context(), "other", "n1"))
 }
 
 func TestItWaitsForTheStoreAndSeedsAnEmptyOne(t *testing.T) {
@@ -133,11 +141,11 @@ func TestItWaitsForTheStoreAndSeedsAnEmptyOne(t *testing.T) {
 		}
 	})
 	require.False(t, r.IsReady())
-	_, err := r.Place("ai")
+	_, err := r.PlaceUser(t.Context(), "ai")
 	requireReason(t, gateway.NoHealthyNode, err)
 	store.change(func(s *table) { s.err = nil })
 	ready(t, r)
-	require.NoError(t, r.Usable("ai", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestDownAfterThreeFailuresUpAfterOneSuccess(t *testing.T) {
@@ -174,13 +182,89 @@ func TestPlacementGoesRoundTheUsableNodes(t *testing.T) {
 	ready(t, r)
 	placed := map[string]int{}
 	for range 100 {
-		id, err := r.Place("ai")
+		id, err := r.PlaceUser(t.Context(), "ai")
 		require.NoError(t, err)
 		placed[id]++
 	}
 	require.Equal(t, map[string]int{"n1": 50, "n2": 50}, placed)
-	_, err := r.Place("none")
+	_, err := r.PlaceUser(t.Context(), "none")
 	requireReason(t, gateway.NoHealthyNode, err)
+}
+
+func TestPlacementsOfAService(t *testing.T) {
+	b := newBackend(t)
+	weigh := func(id string, weight int) gateway.Node {
+		n := node(id, "ai", b.URL)
+		n.Weight = weight
+		return n
+	}
+	draining := weigh("n9", 1000)
+	draining.Draining = true
+	nodes := []gateway.Node{weigh("n1", 5), weigh("n2", 1), weigh("n3", 0), draining}
+	for placement, want := range map[gateway.Placement]map[string]int{
+		"":                     {"n1": 7, "n2": 7, "n3": 7},
+		gateway.RoundRobin:     {"n1": 7, "n2": 7, "n3": 7},
+		gateway.Weighted:       {"n1": 15, "n2": 3, "n3": 3},
+		gateway.FewestBindings: {"n1": 3, "n2": 13, "n3": 5}, // n1 has 10, n3 8
+	} {
+		t.Run(string(placement), func(t *testing.T) {
+			ai := service("ai", "/js/a")
+			ai.Placement = placement
+			r := run(t, &table{services: []gateway.Service{ai}, nodes: nodes, bound: map[string]int64{"n1": 10, "n3": 8}}, func(o *registry.Options) { o.PollInterval = time.Hour })
+			ready(t, r)
+			placed, longest, last, row := map[string]int{}, 0, "", 0
+			for range 21 {
+				explained, trace := gateway.WithTrace(t.Context())
+				foretold, err := r.PlaceUser(explained, "ai")
+				require.NoError(t, err)
+				require.Len(t, trace.Steps(), 1)
+				id, err := r.PlaceUser(t.Context(), "ai")
+				require.NoError(t, err)
+				require.Equal(t, foretold, id, "an explanation takes nobody's turn")
+				placed[id]++
+				if row++; id != last {
+					last, row = id, 1
+				}
+				longest = max(longest, row)
+			}
+			require.Equal(t, want, placed)
+			if placement == gateway.Weighted {
+				require.LessOrEqual(t, longest, 4, "a heavy node's turns are spread")
+			}
+		})
+	}
+}
+
+func TestAnonymousRequestsAreNoBindings(t *testing.T) {
+	b := newBackend(t)
+	ai := service("ai", "/js/a")
+	ai.Placement = gateway.FewestBindings
+	r := run(t, &table{services: []gateway.Service{ai}, nodes: []gateway.Node{node("n1", "ai", b.URL), node("n2", "ai", b.URL)}, bound: map[string]int64{"n1": 5}},
+		func(o *registry.Options) { o.PollInterval = time.Hour })
+	ready(t, r)
+	placed := map[string]int{}
+	for range 10 {
+		id, err := r.PlaceAnonymous(t.Context(), "ai")
+		require.NoError(t, err)
+		placed[id]++
+	}
+	require.Equal(t, map[string]int{"n1": 5, "n2": 5}, placed)
+	id, err := r.PlaceUser(t.Context(), "ai")
+	require.NoError(t, err)
+	require.Equal(t, "n2", id)
+}
+
+func TestAChangedHealthPathTakesNobodysNodeAway(t *testing.T) {
+	b := newBackend(t)
+	store := &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", b.URL)}}
+	r := run(t, store, nil)
+	ready(t, r)
+	store.change(func(s *table) { s.services[0].HealthPath = "/health?v=2" })
+	require.NoError(t, r.Refresh(t.Context()))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
+	store.change(func(s *table) { s.services[0].HealthPath = "/ill" })
+	require.NoError(t, r.Refresh(t.Context()))
+	require.Eventually(t, func() bool { return r.Usable(t.Context(), "ai", "n1") != nil }, 5*time.Second, time.Millisecond, "the first probe there decides")
 }
 
 func TestANewNodeIsChosenOnlyWhenTraefikCanKnowIt(t *testing.T) {
@@ -190,9 +274,9 @@ func TestANewNodeIsChosenOnlyWhenTraefikCanKnowIt(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.nodes = append(s.nodes, node("n2", "ai", b.URL)) })
 	require.NoError(t, r.Refresh(t.Context()))
-	require.Eventually(t, func() bool { return r.Usable("ai", "n2") == nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return r.Usable(t.Context(), "ai", "n2") == nil }, 5*time.Second, time.Millisecond)
 	for range 10 {
-		id, err := r.Place("ai")
+		id, err := r.PlaceUser(t.Context(), "ai")
 		require.NoError(t, err)
 		require.Equal(t, "n1", id)
 	}
@@ -204,7 +288,7 @@ func TestANodeAddedLaterIsChosenAfterThePropagation(t *testing.T) {
 	r := run(t, store, func(o *registry.Options) { o.Propagation = 50 * time.Millisecond })
 	ready(t, r)
 	store.change(func(s *table) { s.nodes = append(s.nodes, node("n2", "ai", b.URL)) })
-	require.Eventually(t, func() bool { id, err := r.Place("ai"); return err == nil && id == "n2" }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { id, err := r.PlaceUser(t.Context(), "ai"); return err == nil && id == "n2" }, 5*time.Second, time.Millisecond)
 }
 
 func TestANodeThatIsDisabledOrMovedIsFollowed(t *testing.T) {
@@ -215,10 +299,10 @@ func TestANodeThatIsDisabledOrMovedIsFollowed(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.nodes[0].BaseURL = second.URL })
 	require.NoError(t, r.Refresh(t.Context()))
-	requireReason(t, gateway.NodeDown, r.Usable("ai", "n1")) // not believed before it is probed at its new place
+	requireReason(t, gateway.NodeDown, r.Usable(t.Context(), "ai", "n1")) // not believed before it is probed at its new place
 	store.change(func(s *table) { s.nodes[0].Enabled = false })
 	require.NoError(t, r.Refresh(t.Context()))
-	requireReason(t, gateway.NodeDisabled, r.Usable("ai", "n1"))
+	requireReason(t, gateway.NodeDisabled, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestAnInvalidRowIsLeftOut(t *testing.T) {
@@ -239,7 +323,7 @@ func TestTheLastRegistryHoldsWhileTheStoreIsDown(t *testing.T) {
 	ready(t, r)
 	store.change(func(s *table) { s.err = errors.New("down") })
 	require.Error(t, r.Refresh(t.Context()))
-	require.NoError(t, r.Usable("ai", "n1"))
+	require.NoError(t, r.Usable(t.Context(), "ai", "n1"))
 }
 
 func TestServiceAt(t *testing.T) {

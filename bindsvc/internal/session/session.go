@@ -43,6 +43,7 @@ type Resolver struct {
 	authority gateway.Tokens // asked when the cache knows nothing; nil = none
 	readGate  *outage.Gate
 	writeGate *outage.Gate
+	names     Names
 	log       *slog.Logger
 	now       func() time.Time
 
@@ -52,11 +53,14 @@ type Resolver struct {
 	unlearned map[key]lesson // could not be written to the cache yet
 }
 
+// Names are what an explanation calls the stores.
+type Names struct{ Cache, Authority string }
+
 // NewResolver makes a Resolver over the token cache and, where the node's own
 // session store can be read, that authority (nil if not).
-func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, readGate, writeGate *outage.Gate, log *slog.Logger, now func() time.Time) *Resolver {
+func NewResolver(cache gateway.TokenCache, authority gateway.Tokens, readGate, writeGate *outage.Gate, names Names, log *slog.Logger, now func() time.Time) *Resolver {
 	return &Resolver{
-		cache: cache, authority: authority, readGate: readGate, writeGate: writeGate, log: log, now: now,
+		cache: cache, authority: authority, readGate: readGate, writeGate: writeGate, names: names, log: log, now: now,
 		local: otter.Must(&otter.Options[key, entry]{
 			MaximumSize:      localSize,
 			ExpiryCalculator: otter.ExpiryWriting[key, entry](localTTL),
@@ -72,44 +76,81 @@ func (r *Resolver) Close() { r.local.StopAllGoroutines() }
 // every store was asked and none knows the token; any other error that one
 // could not be asked and this instance does not know the token by itself.
 func (r *Resolver) UserByToken(ctx context.Context, serviceID, token string) (string, error) {
+	trace := gateway.TraceOf(ctx)
+	step := trace.Begin("token", "L1")
 	if len(token) > gateway.MaxTokenBytes {
+		step.End(gateway.Missing, "too long to be a token")
 		return "", gateway.ErrNotFound
 	}
 	k := keyOf(serviceID, token)
 	known, isKnown := r.local.GetIfPresent(k)
-	if isKnown && r.now().Sub(known.asked) < localFresh {
+	switch {
+	case isKnown && r.now().Sub(known.asked) < localFresh:
+		step.End(gateway.Found, "user "+known.userID)
 		return known.userID, nil
+	case isKnown:
+		step.End(gateway.Found, "user "+known.userID+", asked again since it is older than "+localFresh.String())
+	default:
+		step.End(gateway.Missing, "")
 	}
 	userID, err := r.ask(ctx, serviceID, token)
 	switch {
 	case err == nil:
-		r.local.Set(k, entry{userID, r.now()})
+		if trace == nil {
+			r.local.Set(k, entry{userID, r.now()})
+		}
 		return userID, nil
 	case errors.Is(err, gateway.ErrNotFound):
 		if userID, ok := r.unlearnedUser(k); ok {
+			trace.Begin("token", "L1").End(gateway.Found, "user "+userID+", not yet written to the cache")
 			return userID, nil
 		}
-		r.local.Invalidate(k)
+		if trace == nil {
+			r.local.Invalidate(k)
+		}
 		return "", gateway.ErrNotFound
 	case isKnown:
+		trace.Begin("token", "L1").End(gateway.Found, "user "+known.userID+", since the stores cannot be asked")
 		return known.userID, nil
 	}
 	return "", err
 }
 
 func (r *Resolver) ask(ctx context.Context, serviceID, token string) (userID string, err error) {
+	trace := gateway.TraceOf(ctx)
 	err = r.readGate.Do(ctx, func(ctx context.Context) error {
+		step := trace.Begin("token", r.names.Cache)
 		userID, err = r.cache.UserByToken(ctx, serviceID, token)
+		step.EndAsked(err, "user "+userID)
 		if !errors.Is(err, gateway.ErrNotFound) || r.authority == nil {
 			return err
 		}
-		if userID, err = r.authority.UserByToken(ctx, serviceID, token); err != nil {
+		step = trace.Begin("token", r.names.Authority)
+		userID, err = r.authority.UserByToken(ctx, serviceID, token)
+		step.EndAsked(err, "user "+userID)
+		if err != nil || trace != nil {
 			return err
 		}
 		if err := r.cache.PutToken(ctx, serviceID, token, userID); err != nil {
 			r.log.WarnContext(ctx, "token resolved but not cached", "service", serviceID, "error", err)
 		}
 		return nil
+	})
+	if errors.Is(err, outage.ErrPaused) {
+		trace.Begin("token", r.names.Cache).End(gateway.Unreachable, "not asked: it has just failed to answer in time")
+	}
+	return userID, err
+}
+
+// UserByLiveToken asks the authority itself, past every cache: for a decision that must
+// not outlive the session by a minute. gateway.ErrNotFound also where there is no authority.
+func (r *Resolver) UserByLiveToken(ctx context.Context, token string) (userID string, err error) {
+	if r.authority == nil || token == "" || len(token) > gateway.MaxTokenBytes {
+		return "", gateway.ErrNotFound
+	}
+	err = r.readGate.Do(ctx, func(ctx context.Context) (err error) {
+		userID, err = r.authority.UserByToken(ctx, "", token)
+		return err
 	})
 	return userID, err
 }

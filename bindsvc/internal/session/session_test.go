@@ -57,7 +57,7 @@ func (s *tokens) set(err error) {
 func setup(t *testing.T) (*session.Resolver, *tokens, *tokens) {
 	cache, authority := &tokens{users: map[string]string{}}, &tokens{users: map[string]string{}}
 	gate := func() *outage.Gate { return &outage.Gate{Limit: time.Second, Pause: 0} }
-	resolver := session.NewResolver(cache, authority, gate(), gate(), slog.New(slog.DiscardHandler), time.Now)
+	resolver := session.NewResolver(cache, authority, gate(), gate(), session.Names{}, slog.New(slog.DiscardHandler), time.Now)
 	t.Cleanup(resolver.Close)
 	return resolver, cache, authority
 }

@@ -8,6 +8,7 @@
 package traefikconf
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -197,6 +198,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 	b.http.Routers[service.ID] = parent
 
 	pool := &Weighted{}
+	takesNew := slices.ContainsFunc(nodes, func(n gateway.Node) bool { return n.Enabled && !n.Draining })
 	for _, node := range nodes {
 		if !node.Enabled {
 			continue
@@ -218,7 +220,9 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 			child.Middlewares = append(child.Middlewares, breakerName)
 		}
 		b.http.Routers[name] = child
-		pool.Services = append(pool.Services, WeightedService{Name: target, Weight: 1})
+		if !node.Draining || !takesNew {
+			pool.Services = append(pool.Services, WeightedService{Name: target, Weight: poolWeight(service, node)})
+		}
 	}
 	if len(pool.Services) > 0 {
 		name := service.ID + "~pool"
@@ -228,6 +232,14 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 	unknown := b.child(service.ID, parent, "", internalService)
 	unknown.Priority, unknown.Middlewares = 1, []string{notKnownName}
 	b.http.Routers[service.ID+"~not-known"] = unknown
+}
+
+// poolWeight is a node's share of the anonymous requests while the binding service is away.
+func poolWeight(service gateway.Service, node gateway.Node) int {
+	if service.Placement == gateway.Weighted {
+		return node.Share()
+	}
+	return 1
 }
 
 func (b *builder) child(parentName string, parent *Router, match, service string) *Router {

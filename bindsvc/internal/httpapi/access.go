@@ -1,0 +1,169 @@
+package httpapi
+
+import (
+	"errors"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"github.com/maypok86/otter/v2"
+	"golang.org/x/time/rate"
+
+	"github.com/homenode/homenode/bindsvc/api"
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+// documentPath needs no token: it says nothing that the project's own source does not.
+const documentPath = api.Prefix + "/openapi.json"
+
+// administrator lets an administrator in: from an allowed address, with the bootstrap
+// token or that of a user who is one. Every change that follows is theirs.
+func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		request := c.Request()
+		address := clientAddress(request, s.opts.TrustedProxies)
+		if len(s.opts.AdminWhitelist) > 0 && !containsAddress(s.opts.AdminWhitelist, address) {
+			s.log.WarnContext(request.Context(), "administrator's call from an address outside the whitelist", "address", address, "request", requestID(c))
+			return &gateway.Error{Reason: gateway.Forbidden, Detail: "address"}
+		}
+		if c.Path() == documentPath {
+			return next(c)
+		}
+		who := attemptsKey(request, address, s.opts.TrustedProxies)
+		if wait := s.attempts.wait(who); wait > 0 {
+			return &gateway.Error{Reason: gateway.RateLimited, RetryAfter: wait}
+		}
+		actor := gateway.Actor{Address: address.String(), RequestID: requestID(c)}
+		name, err := s.authorise(c, actor)
+		if err != nil {
+			var refusal *gateway.Error
+			if errors.As(err, &refusal) && refusal.Reason != gateway.StoreUnavailable {
+				s.attempts.failed(who)
+				s.log.WarnContext(request.Context(), "administrator's call refused", "reason", refusal.Reason, "address", address, "request", requestID(c))
+			}
+			return err
+		}
+		actor.Name = name
+		c.SetRequest(request.WithContext(gateway.WithActor(request.Context(), actor)))
+		return next(c)
+	}
+}
+
+// authorise returns the name of the administrator whose token the request carries.
+func (s *Server) authorise(c echo.Context, actor gateway.Actor) (string, error) {
+	request := c.Request()
+	token := request.Header.Get("x-token")
+	if token == "" {
+		token = bearer(request.Header.Get("Authorization"))
+	}
+	if s.opts.AdminToken != "" && matches(token, s.admin) {
+		return gateway.ActorAdminToken, nil
+	}
+	if s.users == nil || token == "" {
+		return "", &gateway.Error{Reason: gateway.Unauthenticated}
+	}
+	ctx := request.Context()
+	userID, err := s.sessions.UserByLiveToken(ctx, token)
+	switch {
+	case errors.Is(err, gateway.ErrNotFound):
+		return "", &gateway.Error{Reason: gateway.Unauthenticated}
+	case err != nil:
+		return "", gateway.Unavailable(err)
+	}
+	user, err := s.users.UserByID(ctx, userID)
+	if err != nil && !errors.Is(err, gateway.ErrNotFound) {
+		return "", gateway.Unavailable(err)
+	}
+	name := "user:" + userID
+	if err == nil && user.IsAdmin && user.Active {
+		return name, nil
+	}
+	if request.Method != http.MethodGet {
+		actor.Name = name
+		denied := gateway.AuditEntry{Action: gateway.ActionDenied, UserID: userID, Username: user.Username}
+		if err := s.store.Record(gateway.WithActor(ctx, actor), denied); err != nil {
+			s.log.WarnContext(ctx, "refusal not audited", "actor", name, "error", err)
+		}
+	}
+	return "", &gateway.Error{Reason: gateway.Forbidden}
+}
+
+// clientAddress is the peer's address, or, as long as the hop it came from is a
+// trusted proxy, the one before it in X-Forwarded-For.
+func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{} // a unix socket: no address is in any list
+	}
+	address := peer.Addr().Unmap().WithZone("")
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for _, hop := range slices.Backward(hops) {
+		if !containsAddress(trusted, address) {
+			break
+		}
+		before, err := netip.ParseAddr(strings.TrimSpace(hop))
+		if err != nil {
+			break
+		}
+		address = before.Unmap().WithZone("")
+	}
+	return address
+}
+
+func containsAddress(prefixes []netip.Prefix, address netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(address) })
+}
+
+// attemptsKey is whom wrong tokens are counted for: an IPv4 address, an IPv6 network
+// (one client has all of a /64). What an untrusted proxy passes on is counted apart
+// from its machine's own calls, so that nobody can lock an operator out through Traefik.
+func attemptsKey(r *http.Request, address netip.Addr, trusted []netip.Prefix) string {
+	key := address.String()
+	if address.Is6() {
+		if network, err := address.Prefix(64); err == nil {
+			key = network.String()
+		}
+	}
+	if r.Header.Get("X-Forwarded-For") != "" && !containsAddress(trusted, address) {
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr().Unmap().WithZone("") == address {
+			key += " (proxy)"
+		}
+	}
+	return key
+}
+
+// How many wrong tokens an address may send: ten at once, then one every six seconds.
+const (
+	wrongTokens      = 10
+	wrongTokenEvery  = 6 * time.Second
+	addressesCounted = 10_000
+)
+
+// attempts counts refused tokens by address, for the addresses seen last.
+type attempts struct {
+	byAddress *otter.Cache[string, *rate.Limiter]
+}
+
+func newAttempts() *attempts {
+	return &attempts{otter.Must(&otter.Options[string, *rate.Limiter]{MaximumSize: addressesCounted})}
+}
+
+// wait is how long the address has to wait before a token of it is looked at again;
+// zero if not at all. A right token has to wait too: else an answer would tell it from a wrong one.
+func (a *attempts) wait(address string) time.Duration {
+	limiter, ok := a.byAddress.GetIfPresent(address)
+	if !ok || limiter.Tokens() >= 1 {
+		return 0
+	}
+	return time.Duration((1 - limiter.Tokens()) * float64(wrongTokenEvery))
+}
+
+func (a *attempts) failed(address string) {
+	limiter, _ := a.byAddress.ComputeIfAbsent(address, func() (*rate.Limiter, bool) {
+		return rate.NewLimiter(rate.Every(wrongTokenEvery), wrongTokens), false
+	})
+	limiter.Allow()
+}

@@ -1,0 +1,148 @@
+package httpapi
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/homenode/homenode/bindsvc/api"
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+// Explain decides a request as live traffic is decided, under a trace.
+func (a admin) Explain(c echo.Context, params api.ExplainParams) error {
+	req, described, err := a.requestToExplain(params)
+	if err != nil {
+		return err
+	}
+	ctx, trace := gateway.WithTrace(c.Request().Context())
+	decision, err := a.decider.Decide(ctx, req)
+	var refusal *gateway.Error
+	if err != nil {
+		refusal = asRefusal(err)
+	}
+	steps := []api.ExplainStep{}
+	for _, s := range trace.Steps() {
+		steps = append(steps, api.ExplainStep{
+			Step: api.ExplainStepStep(s.Name), Source: s.Source, Outcome: api.ExplainStepOutcome(s.Outcome), Detail: s.Detail, Micros: s.Took.Microseconds(),
+		})
+	}
+	return a.succeed(c, api.Explanation{
+		ServiceID: orNull(decision.ServiceID), Request: described, Steps: steps,
+		Verdict: a.verdict(c, decision, refusal), WhatWouldChangeIt: whatWouldChange(decision, refusal, req),
+	})
+}
+
+// requestToExplain is the request that the plugin would ask about.
+func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, described string, err error) {
+	token, userID, username := textOf(params.Token), textOf(params.UserID), textOf(params.Username)
+	if params.XExplainToken != nil && token == "" {
+		token = *params.XExplainToken
+	}
+	given := 0
+	for _, who := range []string{token, userID, username} {
+		if who != "" {
+			given++
+		}
+	}
+	if given > 1 {
+		return req, "", invalid("give one of token, userId and username")
+	}
+	method := http.MethodGet
+	if params.Method != nil {
+		method = strings.ToUpper(*params.Method)
+	}
+	req.ServiceID = textOf(params.ServiceID)
+	snapshot := a.registry.Snapshot()
+	service, known := snapshot.Service(req.ServiceID)
+	if raw := textOf(params.Path); raw != "" {
+		uri, err := url.ParseRequestURI(raw)
+		if err != nil || !strings.HasPrefix(uri.Path, "/") {
+			return req, "", invalid("path: want a path such as /js/a/cases")
+		}
+		req.Path = path.Clean(uri.Path)
+		at, covered := snapshot.ServiceAt(req.Path)
+		if req.ServiceID != "" && known && (!covered || at.ID != req.ServiceID) {
+			return req, "", invalid(fmt.Sprintf("path: service %q does not have it", req.ServiceID))
+		}
+		service, known = at, covered
+	} else if known {
+		req.Path = service.PathPrefix
+	}
+	if req.ServiceID == "" && req.Path == "" {
+		return req, "", invalid("serviceId or path is needed")
+	}
+
+	described = method + " " + req.Path
+	req.Login = known && method == http.MethodPost && req.Path == service.FullLoginPath() && userID == ""
+	switch {
+	case req.Login:
+		req.Username = usable(username)
+		described += " (login)"
+		if username != "" {
+			described += " as username " + username
+		}
+	case userID != "" || username != "":
+		req.User = &gateway.NamedUser{ID: userID, Name: username}
+		described += strings.TrimRight(" as user "+userID, " ")
+		if username != "" {
+			described += "name " + username
+		}
+	case token != "":
+		req.Token = token
+		described += " with a token"
+	default:
+		described += " without a token"
+	}
+	return req, described, nil
+}
+
+func (a admin) verdict(c echo.Context, decision gateway.Decision, refusal *gateway.Error) api.Verdict {
+	if refusal != nil {
+		reason := string(refusal.Reason)
+		return api.Verdict{Reason: &reason, Status: refusal.Reason.Status(), Message: a.messageOf(c, refusal)}
+	}
+	verdict := api.Verdict{Forward: true, NodeID: &decision.NodeID, UserID: orNull(decision.UserID), Status: http.StatusOK, Message: "→ " + decision.NodeID}
+	if decision.Epoch > 0 {
+		verdict.Epoch = &decision.Epoch
+	}
+	return verdict
+}
+
+// whatWouldChange says what an administrator, or time, could do about the verdict.
+func whatWouldChange(decision gateway.Decision, refusal *gateway.Error, req gateway.Request) []string {
+	if refusal == nil {
+		switch {
+		case decision.Epoch > 0:
+			return []string{
+				fmt.Sprintf("a rebind of the user: homenode bind --service %s … NODE (the data stay on %s)", decision.ServiceID, decision.NodeID),
+				fmt.Sprintf("node %s going DOWN or being disabled: the user would get 503, not another node", decision.NodeID),
+			}
+		case req.Login:
+			return []string{"the placement of the service, the next login, the health of the nodes: the user is bound when the login succeeds"}
+		}
+		return []string{"a token that leads to a user", "the next anonymous request, which gets the next node"}
+	}
+	switch refusal.Reason {
+	case gateway.NodeDown:
+		return []string{"the node answering its health check again: the binding holds until then", "a rebind to another node, if the user's data are moved there first"}
+	case gateway.NodeDisabled:
+		return []string{"enabling the node: homenode nodes set NODE --enabled=true", "a rebind to another node, if the user's data are moved there first"}
+	case gateway.NodeUnknown:
+		return []string{"adding the node to this service: homenode nodes add SERVICE NODE --base-url …", "a rebind to a node that the service has"}
+	case gateway.NoBinding:
+		return []string{"a login, which binds the user to the node that it reaches", "a default node: homenode services set SERVICE --default-node NODE", "binding the user: homenode bind --service SERVICE --user ID NODE"}
+	case gateway.NoHealthyNode:
+		return []string{"a node that is enabled, UP and takes new users: homenode status"}
+	case gateway.StoreUnavailable:
+		return []string{"the store that could not be asked being back: see the steps"}
+	case gateway.NoRoute:
+		return []string{"an enabled service whose path prefix covers the path: homenode services"}
+	default:
+		return []string{"see the steps"}
+	}
+}

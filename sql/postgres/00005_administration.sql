@@ -1,0 +1,147 @@
+-- Placement and weights, imports that can be undone, and the record of every change.
+
+-- +goose Up
+ALTER TABLE gateway_service ADD COLUMN IF NOT EXISTS placement varchar; -- NULL: round-robin
+ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS weight integer NOT NULL DEFAULT 1;
+ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS accept_new smallint NOT NULL DEFAULT 1;
+ALTER TABLE gateway_user_route ADD COLUMN IF NOT EXISTS import_id bigint;
+CREATE INDEX gateway_user_route_import ON gateway_user_route (import_id, id) WHERE import_id IS NOT NULL;
+
+-- When a row was made decides what a user had at some time: rows written by hand
+-- tell it in UTC too, whatever the zone of the session.
+ALTER TABLE gateway_user_route ALTER COLUMN create_time SET DEFAULT (now() AT TIME ZONE 'UTC');
+ALTER TABLE gateway_user_route ALTER COLUMN update_time SET DEFAULT (now() AT TIME ZONE 'UTC');
+
+CREATE TABLE gateway_import (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    service_id  varchar NOT NULL,
+    node_id     varchar, -- NULL: every line names its own
+    source      varchar NOT NULL,
+    state       varchar NOT NULL,
+    actor       varchar NOT NULL,
+    read        bigint NOT NULL DEFAULT 0,
+    bound       bigint NOT NULL DEFAULT 0,
+    unchanged   bigint NOT NULL DEFAULT 0,
+    skipped     bigint NOT NULL DEFAULT 0,
+    conflicts   bigint NOT NULL DEFAULT 0,
+    invalid     bigint NOT NULL DEFAULT 0,
+    removed     bigint NOT NULL DEFAULT 0,
+    kept        bigint NOT NULL DEFAULT 0,
+    create_time timestamp NOT NULL DEFAULT (now() AT TIME ZONE 'UTC'),
+    update_time timestamp NOT NULL DEFAULT (now() AT TIME ZONE 'UTC')
+);
+
+-- It refers to what may be gone: no foreign keys.
+CREATE TABLE gateway_audit (
+    id                  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at                  timestamp NOT NULL DEFAULT (clock_timestamp() AT TIME ZONE 'UTC'),
+    actor               varchar NOT NULL,
+    address             varchar,
+    request_id          varchar,
+    action              varchar NOT NULL,
+    service_id          varchar,
+    node_id             varchar,
+    user_id             text,
+    username            varchar,
+    username_key_before varchar,
+    username_key_after  varchar,
+    before              jsonb,
+    after               jsonb
+);
+CREATE INDEX gateway_audit_at ON gateway_audit (at);
+CREATE INDEX gateway_audit_user ON gateway_audit (service_id, user_id, id) WHERE user_id IS NOT NULL;
+CREATE INDEX gateway_audit_key_before ON gateway_audit (username_key_before, service_id, id) WHERE username_key_before IS NOT NULL;
+CREATE INDEX gateway_audit_key_after ON gateway_audit (username_key_after, service_id, id) WHERE username_key_after IS NOT NULL;
+
+-- +goose StatementBegin
+CREATE FUNCTION gateway_audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'gateway_audit is append-only: % is refused', TG_OP;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER gateway_audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON gateway_audit
+    FOR EACH STATEMENT EXECUTE FUNCTION gateway_audit_refuse();
+
+-- A change by hand that forgets update_time must not look like none: the undo of
+-- an import leaves rows that have changed.
+-- +goose StatementBegin
+CREATE FUNCTION gateway_user_route_touched() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.update_time := clock_timestamp() AT TIME ZONE 'UTC';
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER gateway_user_route_touched BEFORE UPDATE ON gateway_user_route FOR EACH ROW
+    WHEN (NEW.update_time IS NOT DISTINCT FROM OLD.update_time
+        AND (NEW.service_id, NEW.user_id, NEW.username, NEW.node_id, NEW.epoch)
+            IS DISTINCT FROM (OLD.service_id, OLD.user_id, OLD.username, OLD.node_id, OLD.epoch))
+    EXECUTE FUNCTION gateway_user_route_touched();
+
+-- A binding as gateway.AuditBindingChange writes it, from a row of the table.
+-- +goose StatementBegin
+CREATE FUNCTION gateway_audit_binding(r jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object(
+        'id', r->'id', 'serviceId', coalesce(r->>'service_id', ''), 'userId', nullif(r->>'user_id', ''),
+        'username', nullif(r->>'username', ''), 'nodeId', coalesce(r->>'node_id', ''), 'epoch', r->'epoch',
+        'createTime', coalesce(r->>'create_time', r->>'update_time', '1970-01-01T00:00:00') || 'Z'))
+$$;
+-- +goose StatementEnd
+
+-- The entry of a row that became another, as gateway.AuditBindingChange makes it.
+-- +goose StatementBegin
+CREATE FUNCTION gateway_audit_binding_change(old_row jsonb, new_row jsonb) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO gateway_audit (actor, address, action, service_id, node_id, user_id, username,
+        username_key_before, username_key_after, before, after)
+    SELECT 'sql:' || session_user, host(inet_client_addr()),
+        CASE
+            WHEN old_row IS NULL THEN 'binding.create'
+            WHEN new_row IS NULL THEN 'binding.delete'
+            WHEN old_row->>'node_id' IS DISTINCT FROM new_row->>'node_id' THEN 'binding.rebind'
+            ELSE 'binding.update'
+        END,
+        latest->>'service_id', latest->>'node_id', nullif(latest->>'user_id', ''),
+        coalesce(nullif(new_row->>'username', ''), nullif(old_row->>'username', '')),
+        old_row->>'username_key', new_row->>'username_key', gateway_audit_binding(old_row), gateway_audit_binding(new_row)
+    FROM (SELECT coalesce(new_row, old_row) AS latest) AS l
+$$;
+-- +goose StatementEnd
+
+-- What the gateway changes it records itself: its connections are named "homenode",
+-- or "homenode:" and a name. Anybody else's changes to bindings are recorded here,
+-- also those of a role that may not write the audit itself. A row that is given to
+-- another user or service is one that ends and one that begins, so that both are
+-- found by their own.
+-- +goose StatementBegin
+CREATE FUNCTION gateway_user_route_audited() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF current_setting('application_name') ~ '^homenode(:|$)' THEN
+        RETURN NULL;
+    ELSIF TG_OP = 'INSERT' THEN
+        PERFORM gateway_audit_binding_change(NULL, to_jsonb(n)) FROM new_rows n;
+    ELSIF TG_OP = 'DELETE' THEN
+        PERFORM gateway_audit_binding_change(to_jsonb(o), NULL) FROM old_rows o;
+    ELSIF TG_OP = 'TRUNCATE' THEN
+        PERFORM gateway_audit_binding_change(to_jsonb(r), NULL) FROM gateway_user_route r;
+    ELSE
+        PERFORM gateway_audit_binding_change(to_jsonb(o), to_jsonb(n))
+        FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id
+            AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+        WHERE n.id IS NULL OR (n.user_id, n.username, n.node_id, n.epoch) IS DISTINCT FROM (o.user_id, o.username, o.node_id, o.epoch);
+        PERFORM gateway_audit_binding_change(NULL, to_jsonb(n))
+        FROM new_rows n LEFT JOIN old_rows o ON n.id = o.id
+            AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+        WHERE o.id IS NULL;
+    END IF;
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION gateway_user_route_audited() FROM PUBLIC; -- nobody's own table may fill the audit
+
+CREATE TRIGGER gateway_user_route_insert_audited AFTER INSERT ON gateway_user_route
+    REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION gateway_user_route_audited();
+CREATE TRIGGER gateway_user_route_update_audited AFTER UPDATE ON gateway_user_route
+    REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION gateway_user_route_audited();
+CREATE TRIGGER gateway_user_route_delete_audited AFTER DELETE ON gateway_user_route
+    REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION gateway_user_route_audited();
+CREATE TRIGGER gateway_user_route_truncate_audited BEFORE TRUNCATE ON gateway_user_route
+    FOR EACH STATEMENT EXECUTE FUNCTION gateway_user_route_audited();
