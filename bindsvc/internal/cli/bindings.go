@@ -39,7 +39,7 @@ func (c *console) routesCommand() *cobra.Command {
 		}),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	c.serviceFlag(cmd, &service, "only the bindings of this `service`")
+	c.serviceFlag(cmd, &service, "only the bindings of this service")
 	page.register(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "all pages")
 	cmd.MarkFlagsMutuallyExclusive("all", "page")
@@ -105,7 +105,7 @@ func (c *console) bindCommand() *cobra.Command {
 			return answer{data: bound.Data, tables: []grid{bindingTable(bound.Data)}}, nil
 		}),
 	}
-	c.serviceFlag(cmd, &service, "the `service`")
+	c.serviceFlag(cmd, &service, "the service")
 	user.register(cmd)
 	must(cmd.MarkFlagRequired("service"))
 	cmd.MarkFlagsOneRequired("user", "username")
@@ -135,7 +135,7 @@ func (c *console) unbindCommand() *cobra.Command {
 			return answer{data: was.Data, tables: []grid{bindingTable(was.Data)}, note: "this binding is deleted"}, nil
 		}),
 	}
-	c.serviceFlag(cmd, &service, "the `service`, with --user or --username")
+	c.serviceFlag(cmd, &service, "the service, with --user or --username")
 	user.register(cmd)
 	cmd.MarkFlagsMutuallyExclusive("user", "username")
 	return cmd

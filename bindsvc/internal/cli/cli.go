@@ -61,9 +61,10 @@ func Commands(getenv func(string) string) []*cobra.Command {
 	}
 	for _, command := range commands {
 		flags := command.PersistentFlags()
-		flags.StringVar(&c.server, "server", "", "`URL` of the admin API (HOMENODE_ADMIN_URL; by default that of the service on this machine)")
-		flags.VarP(&choice{&c.format, []string{"table", "json"}}, "output", "o", "`form` of the answer: table or json")
-		must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
+		textFlag(flags, &c.server, "server", "URL", "URL of the admin API (HOMENODE_ADMIN_URL; by default that of the service on this machine)")
+		forms := []string{"table", "json"}
+		flags.VarP(&valueFlag{kind: "form", given: c.format, set: oneOf(forms, func(form string) { c.format = form })}, "output", "o", "form of the answer: table or json")
+		must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp)))
 	}
 	return commands
 }
@@ -151,6 +152,8 @@ func (c *console) askWithin(limit time.Duration, q question) func(*cobra.Command
 // idPattern is the document's Id. An id becomes part of a path, which another text could leave.
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
+var errNoID = errors.New("want 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit")
+
 // ids takes as many arguments as it has names, all of them ids.
 func ids(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
@@ -159,7 +162,7 @@ func ids(names ...string) cobra.PositionalArgs {
 		}
 		for i, id := range args {
 			if !idPattern.MatchString(id) {
-				return fmt.Errorf("%s %q: want 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit", names[i], id)
+				return fmt.Errorf("%s %q: %w", names[i], id, errNoID)
 			}
 		}
 		return nil

@@ -142,13 +142,18 @@ type response[A any] interface {
 // answered returns the answer of a call, or why there is none.
 func answered[A any](r response[A], err error) (*A, error) {
 	if err != nil {
-		return nil, err
+		return nil, &unanswered{err}
 	}
 	if answer := r.GetJSON200(); answer != nil {
 		return answer, nil
 	}
 	return nil, refused(r.StatusCode(), r.GetJSONDefault())
 }
+
+// unanswered is the error of a call that got no answer, or none that can be read.
+type unanswered struct{ error }
+
+func (e *unanswered) Unwrap() error { return e.error }
 
 // refusal is what a service answered instead of doing as asked.
 type refusal struct {
@@ -188,13 +193,14 @@ func (*unreachable) ExitCode() int   { return ExitUnreachable }
 // that the user can end.
 func (c *connection) explain(ctx context.Context, err error) error {
 	var refusal *refusal
+	var call *unanswered
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError
 	switch {
-	case ExitCode(err) != ExitFailed:
-		return err
 	case errors.As(err, &refusal):
 		return c.hint(refusal, err)
+	case !errors.As(err, &call):
+		return err
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted: %w", ctx.Err())
 	case errors.As(err, &syntax), errors.As(err, &kind):

@@ -13,40 +13,58 @@ import (
 	"github.com/homenode/homenode/bindsvc/api"
 )
 
-// choice is a flag that takes one of some words.
-type choice struct {
-	to    *string
-	words []string
+// valueFlag is a flag whose value is given to set, and shown as kind in the help.
+type valueFlag struct {
+	kind  string
+	set   func(string) error
+	given string
 }
 
-func (c *choice) String() string { return *c.to }
-func (c *choice) Type() string   { return "word" }
+func (f *valueFlag) String() string { return f.given }
+func (f *valueFlag) Type() string   { return f.kind }
 
-func (c *choice) Set(word string) error {
-	if !slices.Contains(c.words, word) {
-		return fmt.Errorf("want one of %s", strings.Join(c.words, ", "))
+func (f *valueFlag) Set(text string) error {
+	f.given = text
+	return f.set(text)
+}
+
+func value(flags *pflag.FlagSet, name, kind, usage string, set func(string) error) {
+	flags.Var(&valueFlag{kind: kind, set: set}, name, usage)
+}
+
+// textFlag is a flag that takes any text.
+func textFlag(flags *pflag.FlagSet, to *string, name, kind, usage string) {
+	value(flags, name, kind, usage, func(text string) error {
+		*to = text
+		return nil
+	})
+}
+
+// oneOf is what a flag does that takes one of some words.
+func oneOf(words []string, take func(string)) func(string) error {
+	return func(word string) error {
+		if !slices.Contains(words, word) {
+			return fmt.Errorf("want one of %s", strings.Join(words, ", "))
+		}
+		take(word)
+		return nil
 	}
-	*c.to = word
-	return nil
 }
 
 // idFlag is a flag that takes an id.
-type idFlag string
-
-func (f *idFlag) String() string { return string(*f) }
-func (f *idFlag) Type() string   { return "id" }
-
-func (f *idFlag) Set(id string) error {
-	if !idPattern.MatchString(id) {
-		return fmt.Errorf("want 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit")
-	}
-	*f = idFlag(id)
-	return nil
+func idFlag(flags *pflag.FlagSet, to *string, name, kind, usage string) {
+	value(flags, name, kind, usage, func(id string) error {
+		if !idPattern.MatchString(id) {
+			return errNoID
+		}
+		*to = id
+		return nil
+	})
 }
 
 // optionalText is a flag that leaves *to nil unless it is given.
-func optionalText(flags *pflag.FlagSet, to **string, name, usage string) {
-	flags.Func(name, usage, func(text string) error {
+func optionalText(flags *pflag.FlagSet, to **string, name, kind, usage string) {
+	value(flags, name, kind, usage, func(text string) error {
 		*to = &text
 		return nil
 	})
@@ -77,8 +95,8 @@ func setFlag(to **api.Flag, text string, negate bool) error {
 }
 
 // optionalTime is a flag that takes a time, or how long ago it was.
-func optionalTime(flags *pflag.FlagSet, to **time.Time, name, usage string) {
-	flags.Func(name, usage, func(text string) error {
+func optionalTime(flags *pflag.FlagSet, to **time.Time, name, kind, usage string) {
+	value(flags, name, kind, usage, func(text string) error {
 		at, err := parseTime(text, time.Now())
 		if err != nil {
 			return err
@@ -107,7 +125,7 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 
 // serviceFlag is the flag that names a service, with the services to complete it.
 func (c *console) serviceFlag(cmd *cobra.Command, to *string, usage string) {
-	cmd.Flags().Var((*idFlag)(to), "service", usage)
+	idFlag(cmd.Flags(), to, "service", "service", usage)
 	must(cmd.RegisterFlagCompletionFunc("service", c.completeServices))
 }
 
@@ -124,8 +142,8 @@ func (u *userFlags) register(cmd *cobra.Command) {
 			return nil
 		}
 	}
-	cmd.Flags().Func("user", "`id` of the user", given(&u.id))
-	cmd.Flags().Func("username", "`name` of the user", given(&u.name))
+	value(cmd.Flags(), "user", "id", "id of the user", given(&u.id))
+	value(cmd.Flags(), "username", "name", "name of the user", given(&u.name))
 }
 
 // pageFlags choose a page of a list; nil leaves it to the service.
@@ -142,8 +160,8 @@ func (p *pageFlags) register(cmd *cobra.Command) {
 			return nil
 		}
 	}
-	cmd.Flags().Func("page", "`number` of the page, from 1", between(&p.page, 1_000_000))
-	cmd.Flags().Func("size", "`records` of a page, at most 200 (default 20)", between(&p.size, largestPage))
+	value(cmd.Flags(), "page", "number", "number of the page, from 1", between(&p.page, 1_000_000))
+	value(cmd.Flags(), "size", "records", "records of a page, at most 200 (default 20)", between(&p.size, largestPage))
 }
 
 const largestPage = 200

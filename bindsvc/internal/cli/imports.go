@@ -39,15 +39,15 @@ type importFlags struct {
 
 func (c *console) importFlags(cmd *cobra.Command) *importFlags {
 	f := &importFlags{}
-	c.serviceFlag(cmd, &f.service, "the `service`")
+	c.serviceFlag(cmd, &f.service, "the service")
 	flags := cmd.Flags()
 	flags.BoolVar(&f.dryRun, "dry-run", false, "report what would happen, change nothing")
-	flags.Func("resume", "go on with the import of this `ID`, which was cut off", func(text string) error {
+	value(flags, "resume", "ID", "go on with the import of this ID, which was cut off", func(text string) error {
 		id, err := positiveID(text)
 		f.resume = &id
 		return err
 	})
-	flags.StringVar(&f.report, "report", "", "write every user who was not bound to this `file`, .csv or .json")
+	textFlag(flags, &f.report, "report", "file", "write every user who was not bound to this file, .csv or .json")
 	must(cmd.MarkFlagRequired("service"))
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "resume")
 	return f
@@ -89,7 +89,7 @@ func (c *console) importFileCommand() *cobra.Command {
 		},
 	}
 	f := c.importFlags(cmd)
-	cmd.Flags().Var((*idFlag)(&node), "node", "the `node`, for lines that name none")
+	idFlag(cmd.Flags(), &node, "node", "node", "the node, for lines that name none")
 	must(cmd.RegisterFlagCompletionFunc("node", c.completeNodes))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		users := cmd.InOrStdin()
@@ -175,13 +175,13 @@ var errBroken = errors.New("the connection broke before the import was done")
 func (r *importRun) follow(ctx context.Context, conn *connection, send func(context.Context, *api.ClientWithResponses) (*http.Response, error)) error {
 	response, err := send(ctx, conn.api)
 	if err != nil {
-		return conn.explain(ctx, err)
+		return conn.explain(ctx, &unanswered{err})
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "application/x-ndjson") {
 		body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 		if err != nil {
-			return conn.explain(ctx, err)
+			return conn.explain(ctx, &unanswered{err})
 		}
 		return conn.explain(ctx, bodyOf(response.StatusCode, body))
 	}
@@ -324,7 +324,7 @@ func (c *console) listImportsCommand() *cobra.Command {
 			return answer{data: d, tables: []grid{importTable(d.Records...)}, note: pageNote(d.Total, d.Page, d.Size, "import")}, nil
 		}),
 	}
-	c.serviceFlag(cmd, &service, "only the imports of this `service`")
+	c.serviceFlag(cmd, &service, "only the imports of this service")
 	page.register(cmd)
 	return cmd
 }

@@ -93,8 +93,11 @@ func (c *console) explainCommand() *cobra.Command {
 	}
 	cmd.RunE = c.ask(func(ctx context.Context, gateway *api.ClientWithResponses, args []string) (answer, error) {
 		query := api.ExplainParams{ServiceID: optional(service), UserID: user.id, Username: user.name, Method: optional(method)}
-		if len(args) == 1 {
+		switch {
+		case len(args) == 1:
 			query.Path = &args[0]
+		case service == "":
+			return answer{}, usagef("give a PATH or --service; see homenode explain --help")
 		}
 		if tokenFile != "" {
 			token, err := readToken(tokenFile, cmd.InOrStdin())
@@ -109,9 +112,9 @@ func (c *console) explainCommand() *cobra.Command {
 		}
 		return explanation(explained.Data), nil
 	})
-	c.serviceFlag(cmd, &service, "the `service`; found by PATH if it is not given")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`file` with the token of the request, - for standard input")
-	cmd.Flags().StringVar(&method, "method", "GET", "`method` of the request")
+	c.serviceFlag(cmd, &service, "the service; found by PATH if it is not given")
+	textFlag(cmd.Flags(), &tokenFile, "token-file", "file", "file with the token of the request, - for standard input")
+	textFlag(cmd.Flags(), &method, "method", "method", "method of the request (default GET)")
 	user.register(cmd)
 	cmd.MarkFlagsMutuallyExclusive("token-file", "user", "username")
 	return cmd
@@ -194,15 +197,15 @@ func (c *console) auditCommand() *cobra.Command {
 			return answer{data: d, tables: []grid{auditTable(d.Records)}, note: pageNote(d.Total, d.Page, d.Size, "change")}, nil
 		}),
 	}
-	c.serviceFlag(cmd, &service, "only changes of this `service`")
+	c.serviceFlag(cmd, &service, "only changes of this service")
 	flags := cmd.Flags()
-	optionalText(flags, &query.NodeID, "node", "only changes of this `node`, and bindings to it")
+	optionalText(flags, &query.NodeID, "node", "node", "only changes of this node, and bindings to it")
 	user.register(cmd)
-	optionalText(flags, &query.Actor, "actor", "only changes by this `actor`: admin-token, user:ID, login, sql:ROLE, configuration")
-	optionalText(flags, &query.Action, "action", "only this `action`, like binding.rebind, or all of one kind, like binding")
-	optionalText(flags, &query.RequestID, "request", "only changes by the request with this `id`")
-	optionalTime(flags, &query.Since, "since", "only changes from this `time` on, or from so long ago: 24h, 7d")
-	optionalTime(flags, &query.Until, "until", "only changes before this `time`, or before so long ago")
+	optionalText(flags, &query.Actor, "actor", "actor", "only changes by this actor: admin-token, user:ID, login, sql:ROLE, configuration")
+	optionalText(flags, &query.Action, "action", "action", "only this action, like binding.rebind, or all of one kind, like binding")
+	optionalText(flags, &query.RequestID, "request", "id", "only changes by the request with this id")
+	optionalTime(flags, &query.Since, "since", "time", "only changes from this time on, or from so long ago: 24h, 7d")
+	optionalTime(flags, &query.Until, "until", "time", "only changes before this time, or before so long ago")
 	page.register(cmd)
 	must(cmd.RegisterFlagCompletionFunc("node", c.completeNodes))
 	cmd.AddCommand(c.whereCommand())
@@ -233,9 +236,9 @@ func (c *console) whereCommand() *cobra.Command {
 			}}}, nil
 		}),
 	}
-	c.serviceFlag(cmd, &service, "the `service`")
+	c.serviceFlag(cmd, &service, "the service")
 	user.register(cmd)
-	optionalTime(cmd.Flags(), &at, "at", "the `time`, or how long ago: 24h, 7d")
+	optionalTime(cmd.Flags(), &at, "at", "time", "the time, or how long ago: 24h, 7d")
 	must(cmd.MarkFlagRequired("service"))
 	must(cmd.MarkFlagRequired("at"))
 	cmd.MarkFlagsOneRequired("user", "username")

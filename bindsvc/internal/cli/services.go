@@ -35,24 +35,19 @@ func (c *console) servicesCommand() *cobra.Command {
 // serviceFlags are those of add and set.
 func (c *console) serviceFlags(cmd *cobra.Command, change *api.ServiceChange) {
 	flags := cmd.Flags()
-	optionalText(flags, &change.PathPrefix, "path-prefix", "`path` that every request of the service begins with, like /js/a")
-	optionalText(flags, &change.Name, "name", "`name` for people")
-	optionalText(flags, &change.LoginPath, "login-path", "`path` of the login, below the prefix")
-	optionalText(flags, &change.LogoutPath, "logout-path", "`path` of the logout, below the prefix")
-	optionalText(flags, &change.HealthPath, "health-path", "`path` at a node that is probed (default /actuator/health)")
-	flags.Func("default-node", "`node` that users without a binding are bound to; \"\" for none", func(id string) error {
+	optionalText(flags, &change.PathPrefix, "path-prefix", "path", "path that every request of the service begins with, like /js/a")
+	optionalText(flags, &change.Name, "name", "name", "name for people")
+	optionalText(flags, &change.LoginPath, "login-path", "path", "path of the login, below the prefix")
+	optionalText(flags, &change.LogoutPath, "logout-path", "path", "path of the logout, below the prefix")
+	optionalText(flags, &change.HealthPath, "health-path", "path", "path at a node that is probed (default /actuator/health)")
+	value(flags, "default-node", "node", "node that users without a binding are bound to; \"\" for none", func(id string) error {
 		change.DefaultNodeID = api.NullableText{Given: true, Value: id}
 		return nil
 	})
 	placements := []string{string(api.RoundRobin), string(api.Weighted), string(api.FewestBindings)}
-	flags.Func("placement", "`how` a user without a node gets one: "+strings.Join(placements, ", "), func(word string) error {
-		var chosen string
-		if err := (&choice{&chosen, placements}).Set(word); err != nil {
-			return err
-		}
-		change.Placement = (*api.Placement)(&chosen)
-		return nil
-	})
+	value(flags, "placement", "how", "how a user without a node gets one: "+strings.Join(placements, ", "), oneOf(placements, func(word string) {
+		change.Placement = (*api.Placement)(&word)
+	}))
 	optionalFlag(flags, &change.Enabled, "enabled", "give the service its route (default); =false takes it away")
 	optionalNoFlag(flags, &change.Enabled, "disabled", "the same as --enabled=false")
 	cmd.MarkFlagsMutuallyExclusive("enabled", "disabled")
