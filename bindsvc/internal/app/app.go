@@ -15,21 +15,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/homenode/homenode/bindsvc/internal/cli"
 	"github.com/homenode/homenode/bindsvc/internal/config"
 	"github.com/homenode/homenode/bindsvc/internal/postgres"
-)
-
-// Exit codes of the command line.
-const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2 // wrong arguments or settings
 )
 
 // usageError is an error of whoever typed the command or wrote the settings.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
+
+// ExitCode is what cli.ExitCode asks an error for.
+func (usageError) ExitCode() int { return cli.ExitUsage }
 
 // Run runs the command line and returns the exit code. It ends when the command
 // is done or, in order, when ctx ends.
@@ -39,29 +36,38 @@ func Run(ctx context.Context, args []string, getenv config.Getenv, stdout, stder
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	var usage usageError
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.As(err, &usage):
+	if err != nil {
 		_, _ = fmt.Fprintf(stderr, "homenode: %v\n", err)
-		return exitUsage
 	}
-	_, _ = fmt.Fprintf(stderr, "homenode: %v\n", err)
-	return exitFailed
+	return cli.ExitCode(err)
 }
+
+// The groups of commands in the help text.
+const (
+	groupService = "service"
+	groupAdmin   = "admin"
+)
 
 func command(getenv config.Getenv) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "homenode",
-		Short:         "Keeps every user on the one machine that holds their data",
-		Long:          "Homenode is the binding service behind the Traefik plugin of the same name:\nit knows which node holds a user's data and never sends the user to another one.",
-		Example:       "  homenode demo                 a whole gateway on this machine, to look at\n  homenode serve                run, everything in one file below ./data\n  homenode config check         report every problem of the settings",
+		Use:   "homenode",
+		Short: "Keeps every user on the one machine that holds their data",
+		Long: "Homenode is the binding service behind the Traefik plugin of the same name:\nit knows which node holds a user's data and never sends the user to another one.\n\n" +
+			cli.ExitCodes,
+		Example:       "  homenode demo                 a whole gateway on this machine, to look at\n  homenode serve                run, everything in one file below ./data\n  homenode config check         report every problem of the settings\n  homenode status               ask the running service what it serves",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), demoCommand(getenv), versionCommand())
+	root.AddGroup(&cobra.Group{ID: groupService, Title: "Run the service:"}, &cobra.Group{ID: groupAdmin, Title: "Administer a running service:"})
+	add := func(group string, commands ...*cobra.Command) {
+		for _, command := range commands {
+			command.GroupID = group
+			root.AddCommand(command)
+		}
+	}
+	add(groupService, serveCommand(getenv), migrateCommand(getenv), configCommand(getenv), healthCommand(getenv), demoCommand(getenv), versionCommand())
+	add(groupAdmin, cli.Commands(getenv)...)
+	cli.Strict(root)
 	return root
 }
 
