@@ -11,12 +11,12 @@ import (
 )
 
 const routeColumns = `r.id, r.service_id, coalesce(r.user_id, ''), coalesce(r.username, ''), coalesce(r.username_key, ''),
-	r.node_id, r.epoch, r.create_time, r.update_time`
+	r.node_id, r.epoch, coalesce(r.import_id, 0), r.create_time, r.update_time`
 
 func scanRoute(row scanner, more ...any) (bindrule.Row, error) {
 	var r bindrule.Row
 	var created, updated int64
-	err := row.Scan(append([]any{&r.ID, &r.ServiceID, &r.UserID, &r.Username, &r.Key, &r.NodeID, &r.Epoch, &created, &updated}, more...)...)
+	err := row.Scan(append([]any{&r.ID, &r.ServiceID, &r.UserID, &r.Username, &r.Key, &r.NodeID, &r.Epoch, &r.ImportID, &created, &updated}, more...)...)
 	r.CreatedAt, r.UpdatedAt = time.UnixMicro(created).UTC(), time.UnixMicro(updated).UTC()
 	return r, notFound(err)
 }
@@ -49,7 +49,7 @@ func (s *Store) BindIfAbsent(ctx context.Context, login gateway.Login) (gateway.
 		return gateway.BindResult{}, err
 	}
 	return s.bind(ctx, func(rows routes) (gateway.BindResult, error) {
-		return bindrule.BindIfAbsent(ctx, rows, login, s.now())
+		return bindrule.BindIfAbsent(ctx, rows, login, rows.now)
 	})
 }
 
@@ -65,7 +65,7 @@ func (s *Store) bound(ctx context.Context, login gateway.Login) (row bindrule.Ro
 // Bind implements gateway.Bindings.
 func (s *Store) Bind(ctx context.Context, want gateway.Assignment) (gateway.BindResult, error) {
 	return s.bind(ctx, func(rows routes) (gateway.BindResult, error) {
-		return bindrule.Bind(ctx, rows, want, s.now())
+		return bindrule.Bind(ctx, rows, want, rows.now)
 	})
 }
 
@@ -78,7 +78,7 @@ func (s *Store) Unbind(ctx context.Context, id int64) (gateway.BindResult, error
 
 func (s *Store) bind(ctx context.Context, rule func(routes) (gateway.BindResult, error)) (result gateway.BindResult, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) (err error) {
-		result, err = rule(routes{tx})
+		result, err = rule(routes{tx, s.now()})
 		return err
 	})
 	if err != nil {
@@ -119,7 +119,10 @@ func (s *Store) CountBindings(ctx context.Context) (map[string]int64, error) {
 }
 
 // routes is bindrule.Rows in the write transaction.
-type routes struct{ tx *sql.Tx }
+type routes struct {
+	tx  *sql.Tx
+	now time.Time
+}
 
 var _ bindrule.Rows = routes{}
 

@@ -1,10 +1,13 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -12,15 +15,16 @@ import (
 
 const (
 	serviceColumns = `id, coalesce(name, id), path_prefix, coalesce(login_path, ''), coalesce(logout_path, ''),
-		coalesce(health_path, '/actuator/health'), coalesce(default_node_id, ''), coalesce(login_fields, '{}'), enabled, create_time, update_time`
-	nodeColumns = `id, service_id, coalesce(name, id), base_url, coalesce(traefik_service, ''), enabled, coalesce(remark, ''), create_time, update_time`
+		coalesce(health_path, '/actuator/health'), coalesce(default_node_id, ''), coalesce(login_fields, '{}'), enabled,
+		coalesce(nullif(placement, ''), 'round-robin'), create_time, update_time`
+	nodeColumns = `id, service_id, coalesce(name, id), base_url, coalesce(traefik_service, ''), enabled, weight, accept_new = 0, coalesce(remark, ''), create_time, update_time`
 )
 
 func scanService(row scanner) (gateway.Service, error) {
 	var s gateway.Service
 	var login string
 	var created, updated int64
-	err := row.Scan(&s.ID, &s.Name, &s.PathPrefix, &s.LoginPath, &s.LogoutPath, &s.HealthPath, &s.DefaultNodeID, &login, &s.Enabled, &created, &updated)
+	err := row.Scan(&s.ID, &s.Name, &s.PathPrefix, &s.LoginPath, &s.LogoutPath, &s.HealthPath, &s.DefaultNodeID, &login, &s.Enabled, &s.Placement, &created, &updated)
 	if err != nil {
 		return gateway.Service{}, notFound(err)
 	}
@@ -36,9 +40,21 @@ func scanService(row scanner) (gateway.Service, error) {
 func scanNode(row scanner) (gateway.Node, error) {
 	var n gateway.Node
 	var created, updated int64
-	err := row.Scan(&n.ID, &n.ServiceID, &n.Name, &n.BaseURL, &n.TraefikService, &n.Enabled, &n.Remark, &created, &updated)
+	err := row.Scan(&n.ID, &n.ServiceID, &n.Name, &n.BaseURL, &n.TraefikService, &n.Enabled, &n.Weight, &n.Draining, &n.Remark, &created, &updated)
 	n.CreatedAt, n.UpdatedAt = time.UnixMicro(created).UTC(), time.UnixMicro(updated).UTC()
 	return n, notFound(err)
+}
+
+// completeService and completeNode fill what has a default, as reading does.
+func completeService(service gateway.Service) gateway.Service {
+	service.Login = service.Login.WithDefaults()
+	service.Placement = cmp.Or(service.Placement, gateway.RoundRobin)
+	return service
+}
+
+func completeNode(node gateway.Node) gateway.Node {
+	node.Weight = node.Share()
+	return node
 }
 
 // LoadRegistry implements gateway.RegistryStore.
@@ -71,19 +87,23 @@ func (s *Store) SeedRegistry(ctx context.Context, services []gateway.Service, no
 			return errFilled
 		}
 		for _, service := range services {
+			service = completeService(service)
 			withoutDefault := service
 			withoutDefault.DefaultNodeID = ""
 			if err := tx.insertService(ctx, withoutDefault); err != nil {
 				return err
 			}
+			if err := tx.record(ctx, gateway.AuditServiceChange(nil, &service)); err != nil {
+				return err
+			}
 		}
 		for _, node := range nodes {
-			if err := tx.insertNode(ctx, node); err != nil {
+			if err := tx.createNode(ctx, node); err != nil {
 				return err
 			}
 		}
 		for _, service := range services {
-			if err := tx.updateService(ctx, service); err != nil { // its default node exists now
+			if err := tx.updateService(ctx, completeService(service)); err != nil { // its default node exists now
 				return err
 			}
 		}
@@ -95,58 +115,84 @@ func (s *Store) SeedRegistry(ctx context.Context, services []gateway.Service, no
 	return err == nil, err
 }
 
-var errFilled = errors.New("there are services already")
+// What ends a transaction that has nothing to write.
+var (
+	errFilled    = errors.New("there are services already")
+	errUnchanged = errors.New("nothing has changed")
+)
 
 // CreateService implements gateway.RegistryStore.
 func (s *Store) CreateService(ctx context.Context, service gateway.Service) error {
 	if service.DefaultNodeID != "" {
 		return gateway.Conflictf("the new service %q has no node %q yet", service.ID, service.DefaultNodeID)
 	}
-	return s.change(ctx, func(tx registryTx) error { return tx.insertService(ctx, service) })
+	service = completeService(service)
+	return s.change(ctx, func(tx registryTx) error {
+		if err := tx.insertService(ctx, service); err != nil {
+			return err
+		}
+		return tx.record(ctx, gateway.AuditServiceChange(nil, &service))
+	})
 }
 
 // CreateNode implements gateway.RegistryStore.
 func (s *Store) CreateNode(ctx context.Context, node gateway.Node) error {
-	return s.change(ctx, func(tx registryTx) error { return tx.insertNode(ctx, node) })
+	return s.change(ctx, func(tx registryTx) error { return tx.createNode(ctx, node) })
 }
 
-// UpdateService implements gateway.RegistryStore.
+// UpdateService implements gateway.RegistryStore. A change to what it was before writes nothing.
 func (s *Store) UpdateService(ctx context.Context, id string, change func(*gateway.Service) error) (service gateway.Service, err error) {
 	err = s.change(ctx, func(tx registryTx) (err error) {
 		if service, err = scanService(tx.QueryRowContext(ctx, `SELECT `+serviceColumns+` FROM gateway_service WHERE id = $1`, id)); err != nil {
 			return err
 		}
-		created := service.CreatedAt
+		before := service
+		before.Login.Success = slices.Clone(service.Login.Success)
 		if err := change(&service); err != nil {
 			return err
 		}
-		service.ID, service.CreatedAt, service.UpdatedAt = id, created, tx.now
-		service.Login = service.Login.WithDefaults()
-		return tx.updateService(ctx, service)
+		service = completeService(service)
+		service.ID, service.CreatedAt, service.UpdatedAt = id, before.CreatedAt, before.UpdatedAt
+		if reflect.DeepEqual(before, service) {
+			return errUnchanged
+		}
+		service.UpdatedAt = tx.now
+		if err := tx.updateService(ctx, service); err != nil {
+			return err
+		}
+		return tx.record(ctx, gateway.AuditServiceChange(&before, &service))
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnchanged) {
 		return gateway.Service{}, err
 	}
 	return service, nil
 }
 
-// UpdateNode implements gateway.RegistryStore.
+// UpdateNode implements gateway.RegistryStore, like UpdateService.
 func (s *Store) UpdateNode(ctx context.Context, id string, change func(*gateway.Node) error) (node gateway.Node, err error) {
 	err = s.change(ctx, func(tx registryTx) (err error) {
 		if node, err = scanNode(tx.QueryRowContext(ctx, `SELECT `+nodeColumns+` FROM gateway_node WHERE id = $1`, id)); err != nil {
 			return err
 		}
-		serviceID, created := node.ServiceID, node.CreatedAt
+		before := node
 		if err := change(&node); err != nil {
 			return err
 		}
-		node.ID, node.ServiceID, node.CreatedAt, node.UpdatedAt = id, serviceID, created, tx.now
+		node = completeNode(node)
+		node.ID, node.ServiceID, node.CreatedAt, node.UpdatedAt = id, before.ServiceID, before.CreatedAt, before.UpdatedAt
+		if node == before {
+			return errUnchanged
+		}
+		node.UpdatedAt = tx.now
 		_, err = tx.ExecContext(ctx, `UPDATE gateway_node SET name = $2, base_url = $3, traefik_service = nullif($4, ''), enabled = $5,
-			remark = nullif($6, ''), update_time = $7 WHERE id = $1`,
-			node.ID, node.Name, node.BaseURL, node.TraefikService, node.Enabled, node.Remark, tx.now.UnixMicro())
-		return err
+			weight = $6, accept_new = $7, remark = nullif($8, ''), update_time = $9 WHERE id = $1`,
+			node.ID, node.Name, node.BaseURL, node.TraefikService, node.Enabled, node.Weight, !node.Draining, node.Remark, tx.now.UnixMicro())
+		if err != nil {
+			return err
+		}
+		return tx.record(ctx, gateway.AuditNodeChange(&before, &node))
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnchanged) {
 		return gateway.Node{}, err
 	}
 	return node, nil
@@ -155,13 +201,12 @@ func (s *Store) UpdateNode(ctx context.Context, id string, change func(*gateway.
 // DeleteService implements gateway.RegistryStore.
 func (s *Store) DeleteService(ctx context.Context, id string) error {
 	return s.change(ctx, func(tx registryTx) error {
-		if exists, err := tx.exists(ctx, `SELECT 1 FROM gateway_service WHERE id = $1`, id); err != nil {
+		service, err := scanService(tx.QueryRowContext(ctx, `SELECT `+serviceColumns+` FROM gateway_service WHERE id = $1`, id))
+		if err != nil {
 			return err
-		} else if !exists {
-			return gateway.ErrNotFound
 		}
 		var nodes, bindings int64
-		err := tx.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM gateway_node WHERE service_id = $1),
+		err = tx.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM gateway_node WHERE service_id = $1),
 			(SELECT count(*) FROM gateway_user_route WHERE service_id = $1)`, id).Scan(&nodes, &bindings)
 		if err != nil {
 			return err
@@ -169,17 +214,23 @@ func (s *Store) DeleteService(ctx context.Context, id string) error {
 		if nodes+bindings > 0 {
 			return gateway.Conflictf("service %q has %d nodes and %d bindings", id, nodes, bindings)
 		}
-		_, err = tx.ExecContext(ctx, `DELETE FROM gateway_service WHERE id = $1`, id)
-		return err
+		if _, err := tx.ExecContext(ctx, `DELETE FROM gateway_service WHERE id = $1`, id); err != nil {
+			return err
+		}
+		return tx.record(ctx, gateway.AuditServiceChange(&service, nil))
 	})
 }
 
 // DeleteNode implements gateway.RegistryStore.
 func (s *Store) DeleteNode(ctx context.Context, id string) error {
 	return s.change(ctx, func(tx registryTx) error {
+		node, err := scanNode(tx.QueryRowContext(ctx, `SELECT `+nodeColumns+` FROM gateway_node WHERE id = $1`, id))
+		if err != nil {
+			return err
+		}
 		var isDefault bool
 		var bindings int64
-		err := tx.QueryRowContext(ctx, `SELECT coalesce(s.default_node_id = n.id, false), (SELECT count(*) FROM gateway_user_route WHERE node_id = n.id)
+		err = tx.QueryRowContext(ctx, `SELECT coalesce(s.default_node_id = n.id, false), (SELECT count(*) FROM gateway_user_route WHERE node_id = n.id)
 			FROM gateway_node n JOIN gateway_service s ON s.id = n.service_id WHERE n.id = $1`, id).Scan(&isDefault, &bindings)
 		switch {
 		case err != nil:
@@ -189,8 +240,10 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 		case bindings > 0:
 			return gateway.Conflictf("node %q has %d bindings", id, bindings)
 		}
-		_, err = tx.ExecContext(ctx, `DELETE FROM gateway_node WHERE id = $1`, id)
-		return err
+		if _, err := tx.ExecContext(ctx, `DELETE FROM gateway_node WHERE id = $1`, id); err != nil {
+			return err
+		}
+		return tx.record(ctx, gateway.AuditNodeChange(&node, nil))
 	})
 }
 
@@ -198,6 +251,10 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 type registryTx struct {
 	*sql.Tx
 	now time.Time
+}
+
+func (tx registryTx) record(ctx context.Context, entry gateway.AuditEntry) error {
+	return record(ctx, tx.Tx, tx.now, entry)
 }
 
 func (tx registryTx) exists(ctx context.Context, query string, args ...any) (exists bool, err error) {
@@ -214,15 +271,15 @@ func (tx registryTx) insertService(ctx context.Context, service gateway.Service)
 	if err := tx.refusePrefix(ctx, service); err != nil {
 		return err
 	}
-	login, err := json.Marshal(service.Login.WithDefaults())
+	login, err := json.Marshal(service.Login)
 	if err != nil {
 		return err
 	}
 	_, err = tx.ExecContext(ctx, `INSERT INTO gateway_service
-			(id, name, path_prefix, login_path, logout_path, health_path, default_node_id, login_fields, enabled, create_time, update_time)
-		VALUES ($1, $2, $3, nullif($4, ''), nullif($5, ''), $6, nullif($7, ''), $8, $9, $10, $10)`,
+			(id, name, path_prefix, login_path, logout_path, health_path, default_node_id, login_fields, enabled, placement, create_time, update_time)
+		VALUES ($1, $2, $3, nullif($4, ''), nullif($5, ''), $6, nullif($7, ''), $8, $9, $10, $11, $11)`,
 		service.ID, service.Name, service.PathPrefix, service.LoginPath, service.LogoutPath, service.HealthPath,
-		service.DefaultNodeID, string(login), service.Enabled, tx.now.UnixMicro())
+		service.DefaultNodeID, string(login), service.Enabled, service.Placement, tx.now.UnixMicro())
 	return err
 }
 
@@ -231,21 +288,21 @@ func (tx registryTx) updateService(ctx context.Context, service gateway.Service)
 		return err
 	}
 	if service.DefaultNodeID != "" {
-		switch has, err := (routes{tx.Tx}).HasNode(ctx, service.ID, service.DefaultNodeID); {
+		switch has, err := (routes{tx: tx.Tx}).HasNode(ctx, service.ID, service.DefaultNodeID); {
 		case err != nil:
 			return err
 		case !has:
 			return gateway.Conflictf("service %q has no node %q", service.ID, service.DefaultNodeID)
 		}
 	}
-	login, err := json.Marshal(service.Login.WithDefaults())
+	login, err := json.Marshal(service.Login)
 	if err != nil {
 		return err
 	}
 	_, err = tx.ExecContext(ctx, `UPDATE gateway_service SET name = $2, path_prefix = $3, login_path = nullif($4, ''), logout_path = nullif($5, ''),
-		health_path = $6, default_node_id = nullif($7, ''), login_fields = $8, enabled = $9, update_time = $10 WHERE id = $1`,
+		health_path = $6, default_node_id = nullif($7, ''), login_fields = $8, enabled = $9, placement = $10, update_time = $11 WHERE id = $1`,
 		service.ID, service.Name, service.PathPrefix, service.LoginPath, service.LogoutPath, service.HealthPath,
-		service.DefaultNodeID, string(login), service.Enabled, tx.now.UnixMicro())
+		service.DefaultNodeID, string(login), service.Enabled, service.Placement, tx.now.UnixMicro())
 	return err
 }
 
@@ -261,6 +318,14 @@ func (tx registryTx) refusePrefix(ctx context.Context, service gateway.Service) 
 	return err
 }
 
+func (tx registryTx) createNode(ctx context.Context, node gateway.Node) error {
+	node = completeNode(node)
+	if err := tx.insertNode(ctx, node); err != nil {
+		return err
+	}
+	return tx.record(ctx, gateway.AuditNodeChange(nil, &node))
+}
+
 func (tx registryTx) insertNode(ctx context.Context, node gateway.Node) error {
 	if exists, err := tx.exists(ctx, `SELECT 1 FROM gateway_service WHERE id = $1`, node.ServiceID); err != nil {
 		return err
@@ -272,8 +337,8 @@ func (tx registryTx) insertNode(ctx context.Context, node gateway.Node) error {
 	} else if taken {
 		return gateway.Conflictf("there is a node %q already", node.ID)
 	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO gateway_node (id, service_id, name, base_url, traefik_service, enabled, remark, create_time, update_time)
-		VALUES ($1, $2, $3, $4, nullif($5, ''), $6, nullif($7, ''), $8, $8)`,
-		node.ID, node.ServiceID, node.Name, node.BaseURL, node.TraefikService, node.Enabled, node.Remark, tx.now.UnixMicro())
+	_, err := tx.ExecContext(ctx, `INSERT INTO gateway_node (id, service_id, name, base_url, traefik_service, enabled, weight, accept_new, remark, create_time, update_time)
+		VALUES ($1, $2, $3, $4, nullif($5, ''), $6, $7, $8, nullif($9, ''), $10, $10)`,
+		node.ID, node.ServiceID, node.Name, node.BaseURL, node.TraefikService, node.Enabled, node.Weight, !node.Draining, node.Remark, tx.now.UnixMicro())
 	return err
 }

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -18,6 +19,21 @@ type model struct {
 type modelRow struct {
 	user, name, node string
 	epoch            int64
+	imported         bool // and not changed since
+}
+
+// noting runs a change and notes which imported rows it changed.
+func (m *model) noting(change func()) {
+	before := map[*modelRow]modelRow{}
+	for row := range m.rows {
+		before[row] = *row
+	}
+	change()
+	for row := range m.rows {
+		if was, existed := before[row]; existed && *row != was {
+			row.imported = false
+		}
+	}
 }
 
 func (m *model) user(id string) *modelRow {
@@ -102,6 +118,30 @@ func (m *model) bind(user, name, node string) bool {
 	return true
 }
 
+// importRow reports whether the user was bound to the node, now or before.
+func (m *model) importRow(user, name, node string) bool {
+	row := m.user(user)
+	if row == nil {
+		row = m.name(name)
+	}
+	if row == nil {
+		m.rows[&modelRow{user: user, name: name, node: node, epoch: 1, imported: true}] = true
+		return true
+	}
+	return row.node == node && (user == "" || row.user == "" || row.user == user)
+}
+
+// undo deletes what imports made and nobody changed, and reports how many rows that were.
+func (m *model) undo() (removed int64) {
+	for row := range m.rows {
+		if row.imported {
+			m.delete(row)
+			removed++
+		}
+	}
+	return removed
+}
+
 func routeOf(row *modelRow) gateway.Route {
 	if row == nil {
 		return gateway.Route{}
@@ -109,8 +149,15 @@ func routeOf(row *modelRow) gateway.Route {
 	return gateway.Route{NodeID: row.node, Epoch: row.epoch}
 }
 
-// testModel compares a store with the model over random histories, and a cache
-// that forgets only what the results' Changes tell with the store.
+// moment is what user ids and usernames (not aliases) were bound to at some time.
+type moment struct {
+	at    time.Time
+	bound map[gateway.Change]gateway.Route
+}
+
+// testModel compares a store with the model over random histories: what it answers
+// now, what it says it would have answered earlier, and a cache that forgets only
+// what the results' Changes tell.
 func testModel(t *testing.T, b Backend) {
 	store, _ := setup(t, b)
 	ctx := t.Context()
@@ -147,13 +194,19 @@ func testModel(t *testing.T, b Backend) {
 		empty(t)
 		m := &model{rows: map[*modelRow]bool{}, aliases: map[string]*modelRow{}}
 		cache := map[gateway.Change]gateway.Route{}
+		var history []moment
+		imports, err := store.BeginImport(ctx, gateway.Import{ServiceID: ai, Source: gateway.ImportFile})
+		require.NoError(t, err)
 		check := func() {
+			now := moment{at: time.Now(), bound: map[gateway.Change]gateway.Route{}}
 			want := map[gateway.Change]gateway.Route{}
 			for _, user := range users {
 				want[byUser(user)] = routeOf(m.user(user))
+				now.bound[byUser(user)] = want[byUser(user)]
 			}
 			for _, name := range names {
 				row := m.name(name)
+				now.bound[byName(name)] = routeOf(row)
 				if row == nil {
 					row = m.aliases[name]
 				}
@@ -167,6 +220,7 @@ func testModel(t *testing.T, b Backend) {
 				}
 				cache[lookup] = answer
 			}
+			history = append(history, now)
 		}
 		forget := func(changes []gateway.Change) {
 			for _, change := range changes {
@@ -179,7 +233,7 @@ func testModel(t *testing.T, b Backend) {
 				as, node := optional(names).Draw(t, "typed"), rapid.SampledFrom(nodes).Draw(t, "node")
 				result, err := store.BindIfAbsent(ctx, typed(login(user, name, node), as))
 				require.NoError(t, err)
-				m.login(user, name, as, node)
+				m.noting(func() { m.login(user, name, as, node) })
 				require.Equal(t, routeOf(m.user(user)), result.Binding.Route())
 				forget(result.Changes)
 				check()
@@ -191,7 +245,9 @@ func testModel(t *testing.T, b Backend) {
 					return // not a wish
 				}
 				result, err := store.Bind(ctx, gateway.Assignment{ServiceID: ai, UserID: user, Username: name, NodeID: node})
-				if granted := m.bind(user, name, node); !granted {
+				granted := false
+				m.noting(func() { granted = m.bind(user, name, node) })
+				if !granted {
 					var conflict *gateway.ConflictError
 					require.ErrorAs(t, err, &conflict)
 					return
@@ -213,6 +269,41 @@ func testModel(t *testing.T, b Backend) {
 				m.delete(row)
 				forget(result.Changes)
 				check()
+			},
+			"import": func(t *rapid.T) {
+				user, name := optional(users).Draw(t, "user"), optional(names).Draw(t, "name")
+				node := rapid.SampledFrom(nodes).Draw(t, "node")
+				if user == "" && name == "" {
+					return // nobody
+				}
+				batch, err := store.ImportRows(ctx, imports, []gateway.ImportRow{{UserID: user, Username: name, NodeID: node}})
+				require.NoError(t, err)
+				isBound := m.importRow(user, name, node)
+				require.Equal(t, isBound, len(batch.Conflicts) == 0)
+				require.Equal(t, isBound, batch.Bound+batch.Unchanged == 1)
+				clear(cache)
+				check()
+			},
+			"undo": func(t *rapid.T) {
+				batch, err := store.UndoRows(ctx, imports.ID, 0, 100)
+				require.NoError(t, err)
+				require.True(t, batch.Done)
+				require.Equal(t, m.undo(), batch.Removed)
+				clear(cache)
+				check()
+			},
+			"look back": func(t *rapid.T) {
+				if len(history) == 0 {
+					return // nothing has happened yet
+				}
+				then := rapid.SampledFrom(history).Draw(t, "moment")
+				for lookup, route := range then.bound {
+					binding, err := store.BindingAt(ctx, ai, lookup.UserID, lookup.UsernameKey, then.at)
+					if err != nil {
+						require.ErrorIs(t, err, gateway.ErrNotFound)
+					}
+					require.Equal(t, route, binding.Route(), "%+v at %s", lookup, then.at)
+				}
 			},
 		})
 	})

@@ -23,13 +23,16 @@ func testRegistry(t *testing.T, b Backend) {
 	require.WithinDuration(t, time.Now(), services[0].CreatedAt, time.Minute)
 	require.NoError(t, services[0].Verify())
 	require.NoError(t, nodes[0].Verify())
+	require.Equal(t, gateway.RoundRobin, services[0].Placement)
+	require.Equal(t, []any{1, false}, []any{nodes[0].Weight, nodes[0].Draining})
 
 	full := gateway.Service{
 		ID: "full", Name: "all fields", PathPrefix: "/full", LoginPath: "/in", LogoutPath: "/out", HealthPath: "/up", Enabled: false,
-		Login: gateway.LoginFields{Username: "u", Code: "c", Success: []string{"0", "ok"}, Token: "t", UserID: "i", ResponseUsername: "n"},
+		Placement: gateway.Weighted,
+		Login:     gateway.LoginFields{Username: "u", Code: "c", Success: []string{"0", "ok"}, Token: "t", UserID: "i", ResponseUsername: "n"},
 	}
 	require.NoError(t, store.CreateService(ctx, full))
-	fullNode := gateway.Node{ID: "f1", ServiceID: "full", Name: "first", BaseURL: "https://f1.example", TraefikService: "f1@docker", Remark: "rack 3"}
+	fullNode := gateway.Node{ID: "f1", ServiceID: "full", Name: "first", BaseURL: "https://f1.example", TraefikService: "f1@docker", Weight: 7, Draining: true, Remark: "rack 3"}
 	require.NoError(t, store.CreateNode(ctx, fullNode))
 	services, nodes, err = store.LoadRegistry(ctx)
 	require.NoError(t, err)
@@ -55,21 +58,23 @@ func testRegistry(t *testing.T, b Backend) {
 	}
 
 	updated, err := store.UpdateService(ctx, ai, func(s *gateway.Service) error {
-		s.ID, s.Name, s.DefaultNodeID, s.Enabled = "renamed", "AI", "n2", false
+		s.ID, s.Name, s.DefaultNodeID, s.Enabled, s.Placement = "renamed", "AI", "n2", false, gateway.FewestBindings
 		return nil
 	})
 	require.NoError(t, err)
-	require.Equal(t, []any{ai, "AI", "n2", false}, []any{updated.ID, updated.Name, updated.DefaultNodeID, updated.Enabled})
+	require.Equal(t, []any{ai, "AI", "n2", false, gateway.FewestBindings},
+		[]any{updated.ID, updated.Name, updated.DefaultNodeID, updated.Enabled, updated.Placement})
 	services, _, err = store.LoadRegistry(ctx)
 	require.NoError(t, err)
 	require.Equal(t, updated, services[0])
 
 	updatedNode, err := store.UpdateNode(ctx, "n3", func(n *gateway.Node) error {
-		n.ID, n.ServiceID, n.Enabled, n.Remark = "renamed", other, false, "in repair"
+		n.ID, n.ServiceID, n.Enabled, n.Remark, n.Weight, n.Draining = "renamed", other, false, "in repair", gateway.MaxWeight, true
 		return nil
 	})
 	require.NoError(t, err)
-	require.Equal(t, []any{"n3", ai, false, "in repair"}, []any{updatedNode.ID, updatedNode.ServiceID, updatedNode.Enabled, updatedNode.Remark})
+	require.Equal(t, []any{"n3", ai, false, "in repair", gateway.MaxWeight, true},
+		[]any{updatedNode.ID, updatedNode.ServiceID, updatedNode.Enabled, updatedNode.Remark, updatedNode.Weight, updatedNode.Draining})
 	_, nodes, err = store.LoadRegistry(ctx)
 	require.NoError(t, err)
 	require.Equal(t, updatedNode, nodes[len(nodes)-1])

@@ -1,6 +1,6 @@
 // Package storetest is the one conformance suite that every gateway.Store passes:
-// the binding rules, the registry's conflicts, the change feed, and races between
-// stores and between processes.
+// the binding rules, the registry's conflicts, the audit, imports, the change feed,
+// and races between stores and between processes.
 package storetest
 
 import (
@@ -31,9 +31,16 @@ func Run(t *testing.T, b Backend) {
 	t.Run("model", func(t *testing.T) { testModel(t, b) })
 	t.Run("registry", func(t *testing.T) { testRegistry(t, b) })
 	t.Run("seeding", func(t *testing.T) { testSeeding(t, b) })
+	t.Run("audit", func(t *testing.T) { testAudit(t, b) })
+	t.Run("audit lists", func(t *testing.T) { testAuditLists(t, b) })
+	t.Run("audit looks back", func(t *testing.T) { testBindingAt(t, b) })
+	t.Run("imports", func(t *testing.T) { testImports(t, b) })
+	t.Run("import records", func(t *testing.T) { testImportRecords(t, b) })
+	t.Run("undo", func(t *testing.T) { testUndo(t, b) })
 	t.Run("feed", func(t *testing.T) { testFeed(t, b) })
 	t.Run("race of stores", func(t *testing.T) { testRaceOfStores(t, b) })
 	t.Run("race of names", func(t *testing.T) { testRaceOfNames(t, b) })
+	t.Run("race of imports", func(t *testing.T) { testRaceOfImports(t, b) })
 	t.Run("race of processes", func(t *testing.T) { testRaceOfProcesses(t, b) })
 	t.Run("race of registry writers", func(t *testing.T) { testRaceOfRegistryWriters(t, b) })
 }
