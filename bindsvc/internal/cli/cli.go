@@ -72,7 +72,7 @@ func Commands(getenv func(string) string) []*cobra.Command {
 // Strict makes every wrong argument, flag and command name below root a UsageError;
 // cobra itself tells them from no other error. It is called when root has all its commands.
 func Strict(root *cobra.Command) {
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) })
+	root.SetFlagErrorFunc(wrongUsage)
 	root.InitDefaultCompletionCmd()
 	strict(root)
 }

@@ -224,7 +224,7 @@ func (c *connection) unreachable(err error) error {
 }
 
 func (c *connection) hint(r *refusal, err error) error {
-	hint := ""
+	var hint string
 	switch {
 	case r.status >= http.StatusMultipleChoices && r.status < http.StatusBadRequest:
 		hint = "It redirects elsewhere, where the token is not sent: give --server the final address"
