@@ -176,6 +176,27 @@ func TestTheOldGatewaysDatabaseIsMigratedInPlace(t *testing.T) {
 			binding, err = store.BindingByUser(ctx, "ai", "4")
 			require.NoError(t, err)
 			require.Equal(t, "Bob", binding.Username, "found by its user id alone")
+
+			// The old gateway goes on writing, and knows nothing of what is new.
+			prompt(t, url, `INSERT INTO gateway_service (id, path_prefix, create_time) VALUES ('late', '/late', now())`,
+				`INSERT INTO gateway_node (id, service_id, base_url, enabled) VALUES ('late-1', 'late', 'http://127.0.0.1:1', 1)`,
+				`INSERT INTO gateway_user_route (id, service_id, user_id, username, node_id, create_time, update_time) VALUES (99, 'late', 99, 'Late', 'late-1', now(), now())`,
+				`UPDATE gateway_user_route SET node_id = 'n1', update_time = now() WHERE user_id = '5'`)
+			binding, err = store.BindingByUsername(ctx, "late", "late")
+			require.NoError(t, err)
+			require.Equal(t, []any{"99", int64(1), int64(0)}, []any{binding.UserID, binding.Epoch, binding.ImportID})
+			services, nodes, err = store.LoadRegistry(ctx)
+			require.NoError(t, err)
+			for _, service := range services {
+				require.Equal(t, gateway.RoundRobin, service.Placement)
+			}
+			for _, node := range nodes {
+				require.Equal(t, []any{1, false}, []any{node.Weight, node.Draining})
+			}
+			page, _, err := store.ListAudit(ctx, gateway.AuditFilter{Actor: "sql:postgres", Limit: 10})
+			require.NoError(t, err)
+			require.Equal(t, []string{"binding.rebind 5", "binding.create 99"},
+				[]string{page[0].Action + " " + page[0].UserID, page[1].Action + " " + page[1].UserID})
 		})
 	}
 }

@@ -40,6 +40,20 @@ func TestParseURL(t *testing.T) {
 		})
 	}
 
+	t.Setenv("PGAPPNAME", "somebody")
+	for url, name := range map[string]string{
+		"postgres://db/x":                               "homenode",
+		"postgres://db/x?application_name=":             "homenode",
+		"postgres://db/x?application_name=homenode":     "homenode",
+		"postgres://db/x?application_name=homenode:one": "homenode:one",
+		"postgres://db/x?application_name=homenodes":    "homenode:homenodes",
+		"jdbc:postgresql://db/x?ApplicationName=shop":   "homenode:shop",
+	} {
+		config, err := postgres.ParseURL(url, "u", "p")
+		require.NoError(t, err)
+		require.Equal(t, name, config.ConnConfig.RuntimeParams["application_name"], url)
+	}
+
 	config, err := postgres.ParseURL("jdbc:postgresql://db/x?ssl=true", "u", "p")
 	require.NoError(t, err)
 	require.False(t, config.ConnConfig.TLSConfig.InsecureSkipVerify)

@@ -26,7 +26,7 @@ func record(ctx context.Context, tx *sql.Tx, now time.Time, entries ...gateway.A
 	if err != nil {
 		return err
 	}
-	defer insert.Close()
+	defer func() { _ = insert.Close() }()
 	actor := gateway.ActorOf(ctx)
 	for _, e := range entries {
 		_, err := insert.ExecContext(ctx, now.UnixMicro(), actorName(actor), actor.Address, actor.RequestID,

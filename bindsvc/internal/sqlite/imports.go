@@ -134,12 +134,12 @@ func existingRows(ctx context.Context, tx *sql.Tx, serviceID string, rows []gate
 	if err != nil {
 		return existing, err
 	}
-	defer byUser.Close()
+	defer func() { _ = byUser.Close() }()
 	byName, err := tx.PrepareContext(ctx, boundByName)
 	if err != nil {
 		return existing, err
 	}
-	defer byName.Close()
+	defer func() { _ = byName.Close() }()
 	add := func(find *sql.Stmt, who string) error {
 		if who == "" {
 			return nil
@@ -170,7 +170,7 @@ func insertRows(ctx context.Context, tx *sql.Tx, i gateway.Import, rows []gatewa
 	if err != nil {
 		return err
 	}
-	defer insert.Close()
+	defer func() { _ = insert.Close() }()
 	for _, row := range rows {
 		if _, err := insert.ExecContext(ctx, i.ServiceID, row.UserID, row.Username, gateway.KeyOf(row.Username), row.NodeID, i.ID, now.UnixMicro()); err != nil {
 			return err
@@ -193,7 +193,7 @@ func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch
 		if err != nil {
 			return err
 		}
-		defer remove.Close()
+		defer func() { _ = remove.Close() }()
 		var entries []gateway.AuditEntry
 		for _, row := range made {
 			batch.Last = row.ID

@@ -2,6 +2,7 @@ package sqlite_test
 
 import (
 	"context"
+	"database/sql"
 	"os"
 	"path/filepath"
 	"sync"
@@ -82,6 +83,28 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("this is no database, and long enough to be looked at as one"), 0o600))
 	_, err = sqlite.Open(ctx, path, sqlite.Options{})
 	require.ErrorContains(t, err, path)
+}
+
+func TestTheAuditIsAppendOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "homenode.db")
+	store := open(t, path, sqlite.Options{})
+	require.NoError(t, store.Record(t.Context(), gateway.AuditEntry{Action: gateway.ActionDenied}))
+	before, _, err := store.ListAudit(t.Context(), gateway.AuditFilter{Limit: 10})
+	require.NoError(t, err)
+	db, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	defer db.Close()
+	for statement, refused := range map[string]string{
+		`UPDATE gateway_audit SET actor = 'nobody'`: "UPDATE",
+		`DELETE FROM gateway_audit`:                 "DELETE",
+		`INSERT OR REPLACE INTO gateway_audit (id, at, actor, action) VALUES (1, 0, 'nobody', 'none')`: "REPLACE",
+	} {
+		_, err := db.ExecContext(t.Context(), statement)
+		require.ErrorContains(t, err, "gateway_audit is append-only: "+refused+" is refused", statement)
+	}
+	after, _, err := store.ListAudit(t.Context(), gateway.AuditFilter{Limit: 10})
+	require.NoError(t, err)
+	require.Equal(t, before, after)
 }
 
 func TestTokens(t *testing.T) {

@@ -54,9 +54,9 @@ func requireOneRow(t *testing.T, store gateway.Store, learnt []string) {
 
 func testRaceOfStores(t *testing.T, b Backend) {
 	store, database := setup(t, b)
-	stores := []gateway.Store{store}
+	stores := []gateway.Store{patient{store}}
 	for range 3 {
-		stores = append(stores, open(t, b, database))
+		stores = append(stores, patient{open(t, b, database)})
 	}
 	learnt, err := firstLogins(t.Context(), stores, 200)
 	require.NoError(t, err)
@@ -188,7 +188,7 @@ func runJob(job string, b Backend) int {
 }
 
 // patient asks again when a store did not answer in time, as the plugin does: the
-// machine may be too busy to connect so many processes at once.
+// machine may be too busy for so many connections at once.
 type patient struct{ gateway.Store }
 
 func (p patient) BindIfAbsent(ctx context.Context, l gateway.Login) (gateway.BindResult, error) {
