@@ -59,7 +59,7 @@ func TestAllRoutes(t *testing.T) {
 		g := setup(t)
 		g.answers["listRoutes"] = bindings(manyBindings(n)...)
 		require.Len(t, lines(g.done("routes", "--all").out), n+1)
-		require.Len(t, g.asked, n/200+1)
+		require.Len(t, g.asked(), n/200+1)
 		var parsed struct {
 			Total   int           `json:"total"`
 			Records []api.Binding `json:"records"`

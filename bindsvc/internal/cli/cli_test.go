@@ -48,7 +48,7 @@ func TestWrongUsageAsksNothingAndEndsWith2(t *testing.T) {
 			require.Equal(t, cli.ExitUsage, o.code, o.err)
 			require.NotEmpty(t, o.err)
 			require.Empty(t, o.out)
-			require.Empty(t, g.asked)
+			require.Empty(t, g.asked())
 		})
 	}
 }
@@ -66,7 +66,7 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 			require.Contains(t, cmd.Example, "homenode "+path[0])
 			g := setup(t)
 			require.Contains(t, g.done(append(path, "--help")...).out, "Usage:")
-			require.Empty(t, g.asked)
+			require.Empty(t, g.asked())
 		})
 		for _, sub := range cmd.Commands() {
 			check(path, sub)
@@ -194,7 +194,7 @@ func TestWhereTheTokenComesFrom(t *testing.T) {
 			if c.token == "" {
 				require.Equal(t, cli.ExitUsage, o.code)
 				require.Contains(t, o.err, c.says)
-				require.Empty(t, g.asked)
+				require.Empty(t, g.asked())
 				return
 			}
 			require.Equal(t, cli.ExitDone, o.code, o.err)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,8 +35,10 @@ type fakeGateway struct {
 	t       *testing.T
 	router  routers.Router
 	answers map[string]http.HandlerFunc // by operationId
-	asked   []asked
 	env     map[string]string
+
+	mu   sync.Mutex // a request that broke off may still be at it when its command is done
+	came []asked
 }
 
 // asked is one request that came.
@@ -94,7 +97,7 @@ func (g *fakeGateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			g.t.Errorf("%s: the document has no parameter %q", route.Operation.OperationID, name)
 		}
 	}
-	g.asked = append(g.asked, asked{route.Operation.OperationID, r.URL.String(), r.Header.Clone(), string(body)})
+	g.record(asked{route.Operation.OperationID, r.URL.String(), r.Header.Clone(), string(body)})
 	answer, ok := g.answers[route.Operation.OperationID]
 	if !ok {
 		g.t.Errorf("%s must not be asked", route.Operation.OperationID)
@@ -104,6 +107,19 @@ func (g *fakeGateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	checked := &checkedWriter{ResponseWriter: w}
 	answer(checked, r)
 	g.verify(input, checked)
+}
+
+func (g *fakeGateway) record(a asked) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.came = append(g.came, a)
+}
+
+// asked are the requests that came, in order.
+func (g *fakeGateway) asked() []asked {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.came)
 }
 
 func authenticated(_ context.Context, input *openapi3filter.AuthenticationInput) error {
@@ -175,7 +191,7 @@ func (g *fakeGateway) runWith(ctx context.Context, stdin string, args ...string)
 		require.NotContains(g.t, arg, adminToken)
 	}
 	o := run(ctx, func(name string) string { return g.env[name] }, stdin, args...)
-	for _, a := range g.asked {
+	for _, a := range g.asked() {
 		require.NotContains(g.t, a.url, adminToken)
 		require.Equal(g.t, g.env["HOMENODE_ADMIN_TOKEN"], a.header.Get("x-token"))
 	}
@@ -209,7 +225,7 @@ func (g *fakeGateway) done(args ...string) outcome {
 
 // operations are the operations that were asked for, in order.
 func (g *fakeGateway) operations() (names []string) {
-	for _, a := range g.asked {
+	for _, a := range g.asked() {
 		names = append(names, a.operation)
 	}
 	return names
@@ -217,8 +233,9 @@ func (g *fakeGateway) operations() (names []string) {
 
 func (g *fakeGateway) last() asked {
 	g.t.Helper()
-	require.NotEmpty(g.t, g.asked)
-	return g.asked[len(g.asked)-1]
+	all := g.asked()
+	require.NotEmpty(g.t, all)
+	return all[len(all)-1]
 }
 
 // fields are a line's words.
