@@ -249,7 +249,7 @@ func serverOptions(c config.Config) (httpapi.Options, error) {
 	}
 	return httpapi.Options{
 		Version: version(),
-		Secret: string(c.Secret), AdminToken: string(c.AdminToken), AdminEnabled: c.Admin.Enabled,
+		Secret:  string(c.Secret), AdminToken: string(c.AdminToken), AdminEnabled: c.Admin.Enabled,
 		AdminWhitelist: whitelist, TrustedProxies: proxies,
 		TokenSources: c.Token.Sources, MaxAge: time.Duration(c.Decision.MaxAge), StaleIfError: time.Duration(c.Decision.StaleIfError),
 		Messages: c.Messages, TraefikPoll: time.Duration(c.Traefik.PollInterval),

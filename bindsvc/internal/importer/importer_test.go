@@ -77,7 +77,9 @@ func (h *heard) Progress(c gateway.ImportCounts) error {
 	return nil
 }
 
-func hasNode(serviceID, nodeID string) bool { return serviceID == "ai" && strings.HasPrefix(nodeID, "n") }
+func hasNode(serviceID, nodeID string) bool {
+	return serviceID == "ai" && strings.HasPrefix(nodeID, "n")
+}
 
 func run(t *testing.T, store *table, content string, job importer.Job) (gateway.Import, *heard, error) {
 	t.Helper()
