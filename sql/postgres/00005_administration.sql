@@ -31,6 +31,37 @@ CREATE TABLE gateway_import (
     update_time timestamp NOT NULL DEFAULT (now() AT TIME ZONE 'UTC')
 );
 
+-- As in 00004, but many new rows at once do not empty every cache: who has no
+-- binding is in no cache. A new username may take a name that led to an alias.
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION gateway_user_route_changed() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    services text[];
+    users    text[];
+    keys     text[];
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        SELECT array_agg(service_id), array_agg(user_id), array_agg(username_key) INTO services, users, keys FROM new_rows;
+        IF cardinality(services) > 200 THEN
+            SELECT array_agg(a.service_id), array_agg(NULL::text), array_agg(a.alias_key) INTO services, users, keys
+            FROM gateway_login_alias a JOIN new_rows n ON a.service_id = n.service_id AND a.alias_key = n.username_key;
+        END IF;
+    ELSIF TG_OP = 'DELETE' THEN
+        SELECT array_agg(service_id), array_agg(user_id), array_agg(username_key) INTO services, users, keys FROM old_rows;
+    ELSE
+        SELECT array_agg(service_id), array_agg(user_id), array_agg(username_key) INTO services, users, keys FROM (
+            SELECT service_id, user_id, username_key FROM old_rows
+            UNION ALL
+            SELECT service_id, user_id, username_key FROM new_rows
+            UNION ALL
+            SELECT a.service_id, NULL, a.alias_key FROM gateway_login_alias a JOIN new_rows n ON a.route_id = n.id
+        ) AS changed;
+    END IF;
+    PERFORM gateway_notify_lookups(services, users, keys);
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+
 -- It refers to what may be gone: no foreign keys.
 CREATE TABLE gateway_audit (
     id                  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -21,6 +21,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,12 @@ type lookup struct {
 
 func (l lookup) String() string { return l.serviceID + "\x00" + l.userID + "\x00" + string(l.username) }
 
+// local is a copy in this instance's memory.
+type local struct {
+	gateway.Route
+	era uint64
+}
+
 type stripe struct {
 	sync.Mutex
 	generation uint64
@@ -68,7 +75,8 @@ type Directory struct {
 	renewer chan struct{} // a place for each renewal that runs
 
 	live    atomic.Bool // the change feed is heard
-	local   *otter.Cache[lookup, gateway.Route]
+	local   *otter.Cache[lookup, local]
+	era     atomic.Uint64 // of copies; those of an older one are asked for again
 	seed    maphash.Seed
 	stripes [stripes]stripe
 	loads   singleflight.Group
@@ -88,9 +96,9 @@ func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, gates Gates
 		store: store, shared: shared, readGate: gates.Read, writeGate: gates.Write, sharedGate: gates.Shared, log: log,
 		ctx: ctx, end: end, renewer: make(chan struct{}, renewals),
 		seed: maphash.MakeSeed(),
-		local: otter.Must(&otter.Options[lookup, gateway.Route]{
+		local: otter.Must(&otter.Options[lookup, local]{
 			MaximumSize:      localSize,
-			ExpiryCalculator: otter.ExpiryWriting[lookup, gateway.Route](localTTL),
+			ExpiryCalculator: otter.ExpiryWriting[lookup, local](localTTL),
 		}),
 	}
 }
@@ -117,15 +125,19 @@ func (d *Directory) find(ctx context.Context, l lookup) (gateway.Route, error) {
 	if !d.live.Load() {
 		return d.findDeaf(ctx, l)
 	}
-	if route, ok := d.known(ctx, l); ok {
-		return route, nil
+	copied, isKnown := d.known(ctx, l)
+	if isKnown && copied.era == d.era.Load() {
+		return copied.Route, nil
 	}
 	if gateway.TraceOf(ctx) != nil { // joins no load, and starts none that others would join
-		return d.load(ctx, l)
+		return d.load(ctx, l, d.generation(l))
 	}
-	// Concurrent misses of one user share a load. Its context is nobody's: the
-	// first to ask may go away while the others wait.
-	loading := d.loads.DoChan(l.String(), func() (any, error) { return d.load(context.WithoutCancel(ctx), l) })
+	// Concurrent misses of one user share a load, unless a change was heard since it
+	// began. Its context is nobody's: the first to ask may go away while the others wait.
+	generation := d.generation(l)
+	loading := d.loads.DoChan(l.String()+"\x00"+strconv.FormatUint(generation, 10), func() (any, error) {
+		return d.load(context.WithoutCancel(ctx), l, generation)
+	})
 	select {
 	case loaded := <-loading:
 		route, _ := loaded.Val.(gateway.Route)
@@ -136,20 +148,22 @@ func (d *Directory) find(ctx context.Context, l lookup) (gateway.Route, error) {
 }
 
 // known looks into this instance's memory.
-func (d *Directory) known(ctx context.Context, l lookup) (gateway.Route, bool) {
+func (d *Directory) known(ctx context.Context, l lookup) (local, bool) {
 	step := gateway.TraceOf(ctx).Begin("binding", "L1")
-	route, ok := d.local.GetIfPresent(l)
-	if ok {
-		step.End(gateway.Found, "node "+route.NodeID)
-	} else {
+	found, ok := d.local.GetIfPresent(l)
+	switch {
+	case !ok:
 		step.End(gateway.Missing, "")
+	case found.era != d.era.Load():
+		step.End(gateway.Found, "node "+found.NodeID+", asked again since a change may have been missed")
+	default:
+		step.End(gateway.Found, "node "+found.NodeID)
 	}
-	return route, ok
+	return found, ok
 }
 
-func (d *Directory) load(ctx context.Context, l lookup) (gateway.Route, error) {
+func (d *Directory) load(ctx context.Context, l lookup, generation uint64) (gateway.Route, error) {
 	keeps := gateway.TraceOf(ctx) == nil
-	generation := d.generation(l)
 	if route, err := d.askShared(ctx, l); err == nil {
 		if keeps {
 			d.keep(l, route, generation)
@@ -157,7 +171,14 @@ func (d *Directory) load(ctx context.Context, l lookup) (gateway.Route, error) {
 		return route, nil
 	}
 	route, err := d.askStore(ctx, l)
-	if err != nil {
+	switch {
+	case errors.Is(err, gateway.ErrNotFound):
+		return gateway.Route{}, err
+	case err != nil:
+		// From before the feed was heard again; a change heard since has deleted it.
+		if old, ok := d.local.GetIfPresent(l); ok {
+			return old.Route, nil
+		}
 		return gateway.Route{}, err
 	}
 	if keeps && d.keep(l, route, generation) {
@@ -172,8 +193,8 @@ func (d *Directory) findDeaf(ctx context.Context, l lookup) (gateway.Route, erro
 	if storeErr == nil || errors.Is(storeErr, gateway.ErrNotFound) {
 		return route, storeErr
 	}
-	if route, ok := d.known(ctx, l); ok {
-		return route, nil
+	if found, ok := d.known(ctx, l); ok {
+		return found.Route, nil
 	}
 	if route, err := d.askShared(ctx, l); err == nil {
 		return route, nil
@@ -247,7 +268,7 @@ func (d *Directory) keep(l lookup, route gateway.Route, generation uint64) bool 
 	if s.generation != generation || !d.live.Load() {
 		return false
 	}
-	d.local.Set(l, route)
+	d.local.Set(l, local{route, d.era.Load()})
 	return true
 }
 
@@ -260,8 +281,7 @@ func (d *Directory) replace(l lookup, route gateway.Route, generation uint64) bo
 		return false
 	}
 	s.generation++
-	d.loads.Forget(l.String())
-	d.local.Set(l, route)
+	d.local.Set(l, local{route, d.era.Load()})
 	return true
 }
 
@@ -271,7 +291,6 @@ func (d *Directory) forget(l lookup) bool {
 	s.Lock()
 	defer s.Unlock()
 	s.generation++
-	d.loads.Forget(l.String()) // whoever asks from now on must not join a load from before
 	_, was := d.local.Invalidate(l)
 	return was
 }
@@ -290,17 +309,25 @@ func (d *Directory) renew(l lookup) {
 }
 
 func (d *Directory) forgetAll() {
-	for i := range d.stripes {
-		s := &d.stripes[i]
-		s.Lock()
-		s.generation++
-		s.Unlock()
-	}
+	d.distrust()
 	d.local.InvalidateAll()
 }
 
-// Live tells whether the change feed is heard. Becoming live forgets every copy,
-// because a change may have been missed.
+// distrust makes every look-up ask again; a copy still serves if the durable store
+// cannot be asked.
+func (d *Directory) distrust() {
+	for i := range d.stripes {
+		d.stripes[i].Lock()
+	}
+	d.era.Add(1)
+	for i := range d.stripes {
+		d.stripes[i].generation++
+		d.stripes[i].Unlock()
+	}
+}
+
+// Live tells whether the change feed is heard. When it becomes live every copy is
+// asked for again, because a change may have been missed.
 func (d *Directory) Live(ctx context.Context, live bool) {
 	if !live {
 		d.live.Store(false)
@@ -311,7 +338,7 @@ func (d *Directory) Live(ctx context.Context, live bool) {
 			d.log.WarnContext(ctx, "shared cache not used until it can be emptied", "error", err)
 		}
 	}
-	d.forgetAll()
+	d.distrust()
 	d.live.Store(true)
 }
 

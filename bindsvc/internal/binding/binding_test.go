@@ -309,6 +309,48 @@ func TestTheSharedCacheDownFallsThroughToTheStore(t *testing.T) {
 	requireNode(t, directory, "node-2")
 }
 
+// PostgreSQL is back for a moment, and gone again before anybody has asked.
+func TestBecomingLiveTakesNobodysNodeAway(t *testing.T) {
+	directory, store, shared := setup(t)
+	requireNode(t, directory, "node-1")
+	directory.Live(t.Context(), false)
+	directory.Live(t.Context(), true)
+	shared.err = errDown
+	store.set(func(s *durable) { s.err = errDown })
+	requireNode(t, directory, "node-1")
+	store.set(func(s *durable) { s.err, s.route = nil, gateway.Route{NodeID: "node-2", Epoch: 2} })
+	requireNode(t, directory, "node-2")
+	store.set(func(s *durable) { s.err = errDown })
+	directory.Changed(t.Context(), gateway.Change{Kind: gateway.ChangeBindings})
+	_, err := directory.ByUser(t.Context(), "ai", "7")
+	require.ErrorIs(t, err, errDown, "a change was heard: no copy from before it may serve")
+}
+
+// Who asks after a change must not be answered by a read from before it.
+func TestNobodyJoinsALoadFromBeforeAChange(t *testing.T) {
+	for name, change := range map[string]gateway.Change{
+		"of the user": {Kind: gateway.ChangeUser, ServiceID: "ai", UserID: "7"}, "of anything": {Kind: gateway.ChangeBindings},
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory, store, _ := setup(t)
+			store.set(func(s *durable) { s.hold, s.held = make(chan struct{}), make(chan struct{}, 1) })
+			first := make(chan error, 1)
+			go func() {
+				_, err := directory.ByUser(t.Context(), "ai", "7")
+				first <- err
+			}()
+			<-store.held
+			hold := store.hold
+			store.set(func(s *durable) { s.route, s.hold = gateway.Route{NodeID: "node-2", Epoch: 2}, nil })
+			directory.Changed(t.Context(), change)
+			requireNode(t, directory, "node-2")
+			close(hold)
+			require.NoError(t, <-first)
+			requireNode(t, directory, "node-2")
+		})
+	}
+}
+
 func TestBecomingLiveForgetsEverything(t *testing.T) {
 	directory, store, shared := setup(t)
 	requireNode(t, directory, "node-1")

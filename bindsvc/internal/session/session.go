@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/maypok86/otter/v2"
@@ -21,7 +22,13 @@ const (
 	localTTL    = 24 * time.Hour   // how long a token that this instance knows works while the store is down
 	localFresh  = 60 * time.Second // how long it is believed without asking the store again
 	relearnSize = 10_000
+
+	// doubtful is for how long after a failure of the cache it may lack tokens that
+	// other instances have learned meanwhile and write as soon as they can (Run).
+	doubtful = 5 * time.Second
 )
+
+var errDoubtful = errors.New("the token cache was away a moment ago and may not know every token yet")
 
 // key is the hash that stands for a token in memory: SHA-256 of service id, NUL, token.
 type key [sha256.Size]byte
@@ -48,6 +55,8 @@ type Resolver struct {
 	now       func() time.Time
 
 	local *otter.Cache[key, entry]
+
+	failedAt atomic.Int64 // Unix nanoseconds: when the cache could not be asked last
 
 	mu        sync.Mutex
 	unlearned map[key]lesson // could not be written to the cache yet
@@ -136,6 +145,16 @@ func (r *Resolver) ask(ctx context.Context, serviceID, token string) (userID str
 		}
 		return nil
 	})
+	switch {
+	case err == nil:
+	case !errors.Is(err, gateway.ErrNotFound):
+		r.failedAt.Store(r.now().UnixNano())
+	case r.authority == nil && r.now().UnixNano()-r.failedAt.Load() < int64(doubtful):
+		// Another instance may have learned the token while the cache was away, and
+		// there is nobody else to ask: not known yet is not unknown.
+		err = errDoubtful
+		trace.Begin("token", r.names.Cache).End(gateway.Unreachable, "it was away a moment ago: a token learned meanwhile may not be in it yet")
+	}
 	if errors.Is(err, outage.ErrPaused) {
 		trace.Begin("token", r.names.Cache).End(gateway.Unreachable, "not asked: it has just failed to answer in time")
 	}

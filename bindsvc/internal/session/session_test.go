@@ -141,6 +141,28 @@ func TestATokenTheCacheHasNotLearnedYetIsNotAnonymous(t *testing.T) {
 	})
 }
 
+// Without an authority, a token that another instance learned while the cache was
+// away is in no store for a moment.
+func TestAfterAnOutageAnUnknownTokenIsDoubtedForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := &tokens{users: map[string]string{}}
+		gate := func() *outage.Gate { return &outage.Gate{Limit: time.Second, Pause: 0} }
+		resolver := session.NewResolver(cache, nil, gate(), gate(), session.Names{}, slog.New(slog.DiscardHandler), time.Now)
+		defer resolver.Close()
+		ask := func() error {
+			_, err := resolver.UserByToken(t.Context(), "ai", "t")
+			return err
+		}
+		require.ErrorIs(t, ask(), gateway.ErrNotFound)
+		cache.set(errDown)
+		require.ErrorIs(t, ask(), errDown)
+		cache.set(nil)
+		require.NotErrorIs(t, ask(), gateway.ErrNotFound)
+		time.Sleep(6 * time.Second)
+		require.ErrorIs(t, ask(), gateway.ErrNotFound)
+	})
+}
+
 func TestALaterLoginWins(t *testing.T) {
 	resolver, cache, _ := setup(t)
 	resolver.Learn(t.Context(), "ai", "t", "7")
