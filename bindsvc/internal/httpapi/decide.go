@@ -1,16 +1,22 @@
 package httpapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
 	"path"
 	"strconv"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
+
+// decideLimit is below what the plugin waits by default (2 s), so that its caller
+// learns which store did not answer instead of nothing.
+const decideLimit = 1800 * time.Millisecond
 
 // decide answers GET /v1/decide, the forward-auth convention: 200 with the
 // headers to set on the request, anything else is what the client gets.
@@ -20,7 +26,9 @@ func (s *Server) decide(c echo.Context) error {
 		return err
 	}
 	// A user without a binding is bound to the default node in their own name.
-	ctx := gateway.WithActor(c.Request().Context(), gateway.Actor{Name: gateway.ActorLogin, RequestID: requestID(c)})
+	ctx, cancel := context.WithTimeout(c.Request().Context(), decideLimit)
+	defer cancel()
+	ctx = gateway.WithActor(ctx, gateway.Actor{Name: gateway.ActorLogin, RequestID: requestID(c)})
 	decision, err := s.decider.Decide(ctx, req)
 	s.metrics.decided(req.ServiceID, decision, err)
 	if err != nil {
