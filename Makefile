@@ -5,7 +5,7 @@ export ONCE TRAEFIK_BIN HOMENODE_CACHE
 UNIT := $$(go list ./... | grep -v /e2e$$)
 FUZZTIME ?= 30s
 
-.PHONY: help build demo test unit e2e lint traefik fuzz clean
+.PHONY: help build demo test unit e2e lint generate bench traefik fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,12 @@ e2e: traefik ## scenarios with a real Traefik, PostgreSQL and Redis
 lint: ## golangci-lint and govulncheck, at the versions of tools/go.mod
 	go tool -modfile=tools/go.mod golangci-lint run
 	go tool -modfile=tools/go.mod govulncheck ./...
+
+generate: ## what is made from bindsvc/api/openapi.yaml: types, client, routes
+	go generate ./bindsvc/api
+
+bench: ## the comparisons of bench/ (about 10 minutes of full load)
+	go run ./bench/imports
 
 traefik: ## build the real Traefik into .cache (the first time about 6 minutes)
 	@traefik/host/build.sh
