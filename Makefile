@@ -26,7 +26,8 @@ unit: ## go vet, then the tests of every package; real PostgreSQL and Redis wher
 e2e: traefik ## scenarios with a real Traefik, PostgreSQL and Redis
 	go test -race -timeout 45m -v ./e2e
 
-lint: ## golangci-lint and govulncheck, at the versions of tools/go.mod
+lint: generate ## golangci-lint and govulncheck, at the versions of tools/go.mod; generated code is that of the document
+	git diff --exit-code -- bindsvc/api bindsvc/internal/httpapi/admin.gen.go
 	go tool -modfile=tools/go.mod golangci-lint run
 	go tool -modfile=tools/go.mod govulncheck ./...
 

@@ -5,7 +5,6 @@ ALTER TABLE gateway_service ADD COLUMN IF NOT EXISTS placement varchar; -- NULL:
 ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS weight integer NOT NULL DEFAULT 1;
 ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS accept_new smallint NOT NULL DEFAULT 1;
 ALTER TABLE gateway_user_route ADD COLUMN IF NOT EXISTS import_id bigint;
-CREATE INDEX gateway_user_route_import ON gateway_user_route (import_id, id) WHERE import_id IS NOT NULL;
 
 -- When a row was made decides what a user had at some time: rows written by hand
 -- tell it in UTC too, whatever the zone of the session.

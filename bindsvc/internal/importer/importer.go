@@ -7,7 +7,6 @@ package importer
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -15,7 +14,7 @@ import (
 
 // batchSize is how many users one transaction binds. Larger ones gain nothing and
 // make logins on the embedded file wait.
-const batchSize = 5_000
+const batchSize = 10_000
 
 // Source yields users, in an order that does not change from one import to the next.
 type Source interface {
@@ -63,6 +62,10 @@ func New(store gateway.Imports, hasNode func(serviceID, nodeID string) bool) *Im
 	return &Importer{store: store, hasNode: hasNode}
 }
 
+// saveEvery is how often a running import says how far it is, to whoever looks at it
+// and so that it is known to be alive (stillRunning).
+const saveEvery = 2 * time.Second
+
 // saveLimit bounds the note on how far an import came, when its caller has gone.
 const saveLimit = 5 * time.Second
 
@@ -73,7 +76,7 @@ func (i *Importer) Run(ctx context.Context, job Job, source Source, listener Lis
 	if err != nil {
 		return record, err
 	}
-	run := &run{importer: i, job: job, listener: listener, record: record, seed: maphash.MakeSeed(), ids: map[uint64]uint32{}, names: map[uint64]uint32{}}
+	run := &run{importer: i, job: job, listener: listener, record: record, seen: newSeen()}
 	err = run.all(ctx, source)
 	if job.DryRun {
 		return run.record, err
@@ -123,13 +126,9 @@ type run struct {
 	listener Listener
 	record   gateway.Import
 	batch    []gateway.ImportRow
+	saved    time.Time
 
-	// What the source had before, as 64-bit hashes so that a million users fit in
-	// some tens of MiB, with the line. That two of a million users share a hash has
-	// a chance of one in a million; the second would be reported, not misplaced.
-	seed  maphash.Seed
-	ids   map[uint64]uint32
-	names map[uint64]uint32
+	seen *seen
 }
 
 func (r *run) all(ctx context.Context, source Source) error {
@@ -160,9 +159,9 @@ func (r *run) one(ctx context.Context, record Record) error {
 		r.record.Counts.Invalid++
 		return r.listener.Conflict(gateway.ImportConflict{ImportRow: row, Reason: gateway.Invalid, Detail: problem})
 	}
-	if before := r.before(row); before != "" {
+	if duplicate := r.duplicate(row); duplicate != "" {
 		r.record.Counts.Conflicts++
-		return r.listener.Conflict(gateway.ImportConflict{ImportRow: row, Reason: gateway.Duplicate, Detail: before})
+		return r.listener.Conflict(gateway.ImportConflict{ImportRow: row, Reason: gateway.Duplicate, Detail: duplicate})
 	}
 	r.batch = append(r.batch, row)
 	if len(r.batch) < batchSize {
@@ -196,21 +195,17 @@ func (r *run) problem(record Record, row gateway.ImportRow) string {
 	return ""
 }
 
-// before says where the source had the row's user id or username already; empty if nowhere.
-func (r *run) before(row gateway.ImportRow) string {
-	id, name := maphash.String(r.seed, row.UserID), maphash.String(r.seed, string(gateway.KeyOf(row.Username)))
-	if line, twice := r.ids[id]; twice && row.UserID != "" {
-		return fmt.Sprintf("line %d has the same user id", line)
+// duplicate says whether the source had the row's user id or username before; empty if not.
+func (r *run) duplicate(row gateway.ImportRow) string {
+	id, name := r.seen.hash('i', row.UserID), r.seen.hash('n', string(gateway.KeyOf(row.Username)))
+	switch {
+	case row.UserID != "" && r.seen.has(id):
+		return "a line before has the same user id"
+	case row.Username != "" && r.seen.has(name):
+		return "a line before has the same username"
 	}
-	if line, twice := r.names[name]; twice && row.Username != "" {
-		return fmt.Sprintf("line %d has the same username", line)
-	}
-	if row.UserID != "" {
-		r.ids[id] = uint32(row.Line)
-	}
-	if row.Username != "" {
-		r.names[name] = uint32(row.Line)
-	}
+	r.seen.add(id) // that of no user id is never asked for
+	r.seen.add(name)
 	return ""
 }
 
@@ -230,10 +225,11 @@ func (r *run) flush(ctx context.Context) error {
 			}
 		}
 	}
-	if !r.job.DryRun { // so that everybody sees that it is alive, and how far it is
+	if !r.job.DryRun && time.Since(r.saved) > saveEvery {
 		if err := r.importer.store.SaveImport(ctx, r.record); err != nil {
 			return err
 		}
+		r.saved = time.Now()
 	}
 	return r.listener.Progress(r.record.Counts)
 }

@@ -80,34 +80,56 @@ func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 	})
 }
 
-// ImportRows implements gateway.Imports.
+// ImportRows implements gateway.Imports. Most imports meet few rows that exist: the
+// rows are made first, and looked up only where some were not made.
 func (s *Store) ImportRows(ctx context.Context, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
-	isDryRun := i.ID == 0
-	run := s.inTx
-	if isDryRun {
-		run = s.inSnapshot
+	if i.ID == 0 {
+		err = s.inSnapshot(ctx, func(tx pgx.Tx) (err error) {
+			batch, err = foreseeRows(ctx, tx, i, rows)
+			return err
+		})
+	} else {
+		err = s.inTx(ctx, func(tx pgx.Tx) (err error) {
+			batch, err = importRows(ctx, tx, i, rows)
+			return err
+		})
 	}
-	err = run(ctx, func(tx pgx.Tx) error {
-		batch = gateway.ImportBatch{}
-		if err := verifyNodes(ctx, tx, i.ServiceID, rows); err != nil {
-			return err
-		}
-		existing, err := existingRows(ctx, tx, i.ServiceID, rows)
-		if err != nil {
-			return err
-		}
-		absent := existing.Sort(i.ID, rows, &batch)
-		batch.Bound += int64(len(absent))
-		if isDryRun {
-			return nil
-		}
-		return insertRows(ctx, tx, i, absent)
-	})
 	if sqlState(err) == foreignKeyViolation {
 		err = gateway.Conflictf("the service or the node does not exist") // deleted just now
 	}
 	if err != nil {
 		return gateway.ImportBatch{}, err
+	}
+	return batch, nil
+}
+
+// foreseeRows says what importRows would do.
+func foreseeRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
+	if err := verifyNodes(ctx, tx, i.ServiceID, rows); err != nil {
+		return batch, err
+	}
+	existing, err := existingRows(ctx, tx, i.ServiceID, rows)
+	if err != nil {
+		return batch, err
+	}
+	batch.Bound += int64(len(existing.Sort(i.ID, rows, &batch)))
+	return batch, nil
+}
+
+func importRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
+	if err := verifyNodes(ctx, tx, i.ServiceID, rows); err != nil {
+		return batch, err
+	}
+	made, err := insertRows(ctx, tx, i, rows)
+	if err != nil || made == len(rows) {
+		return gateway.ImportBatch{Bound: int64(made)}, err
+	}
+	existing, err := existingRows(ctx, tx, i.ServiceID, rows) // those that were just made too, which count as bound
+	if err != nil {
+		return batch, err
+	}
+	if absent := existing.Sort(i.ID, rows, &batch); len(absent) > 0 {
+		return batch, errRace // what was in their way is gone again
 	}
 	return batch, nil
 }
@@ -159,12 +181,8 @@ func existingRows(ctx context.Context, tx pgx.Tx, serviceID string, rows []gatew
 	return existing, found.Err()
 }
 
-// insertRows makes the rows of an import. It gives way to a login that has just
-// made one of them: then all are looked at again.
-func insertRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway.ImportRow) error {
-	if len(rows) == 0 {
-		return nil
-	}
+// insertRows makes those rows of an import that nothing is in the way of, and says how many.
+func insertRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway.ImportRow) (made int, err error) {
 	userIDs, usernames, keys, nodeIDs := make([]string, len(rows)), make([]string, len(rows)), make([]string, len(rows)), make([]string, len(rows))
 	for at, row := range rows {
 		userIDs[at], usernames[at], keys[at], nodeIDs[at] = row.UserID, row.Username, string(gateway.KeyOf(row.Username)), row.NodeID
@@ -174,10 +192,7 @@ func insertRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway
 		FROM unnest($4::text[], $5::text[], $6::text[], $7::text[]) AS w (user_id, username, key, node_id)
 		ON CONFLICT DO NOTHING`,
 		i.ServiceID, i.ID, now(), userIDs, usernames, keys, nodeIDs)
-	if err == nil && done.RowsAffected() < int64(len(rows)) {
-		err = errRace
-	}
-	return err
+	return int(done.RowsAffected()), err
 }
 
 // UndoRows implements gateway.Imports. A binding that was changed has another

@@ -229,7 +229,11 @@ func TestRowsWrittenByHandCount(t *testing.T) {
 		{`DELETE FROM gateway_user_route`, []gateway.Change{user("1"), name("eve"), name("138")}},
 		{`UPDATE gateway_node SET enabled = 0 WHERE id = 'n2'`, []gateway.Change{registry}},
 		{`UPDATE gateway_service SET name = 'renamed'`, []gateway.Change{registry}},
-		{`INSERT INTO gateway_user_route (service_id, user_id, node_id) SELECT 'ai', n::text, 'n1' FROM generate_series(1, 1000) n`, []gateway.Change{bindings}},
+		{`INSERT INTO gateway_user_route (service_id, user_id, node_id) VALUES ('ai', '0', 'n1')`, []gateway.Change{user("0")}},
+		{`INSERT INTO gateway_login_alias (service_id, alias_key, route_id) SELECT 'ai', 'n500', id FROM gateway_user_route`, []gateway.Change{name("n500")}},
+		// Many new users were in no cache; one of them takes a name that led to an alias.
+		{`INSERT INTO gateway_user_route (service_id, user_id, username, node_id) SELECT 'ai', n::text, 'N' || n, 'n1' FROM generate_series(1, 1000) n`, []gateway.Change{name("n500")}},
+		{`INSERT INTO gateway_user_route (service_id, user_id, node_id) SELECT 'ai', n::text, 'n1' FROM generate_series(2001, 3000) n`, nil},
 		{`UPDATE gateway_user_route SET node_id = 'n2'`, []gateway.Change{bindings}},
 		{`INSERT INTO gateway_user_route (service_id, user_id, node_id) VALUES ('ai', repeat('x', 2600), 'n1')`, []gateway.Change{user(strings.Repeat("x", 2600))}},
 		{`TRUNCATE gateway_user_route CASCADE`, []gateway.Change{bindings}},

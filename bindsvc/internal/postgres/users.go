@@ -128,7 +128,7 @@ func (u *Users) EachUser(ctx context.Context, fn func(gateway.User) error) error
 		}
 		for {
 			// Not prepared: the statement means another cursor in the next transaction.
-			rows, err := tx.Query(ctx, `FETCH FORWARD 1000 FROM users`, pgx.QueryExecModeExec)
+			rows, err := tx.Query(ctx, `FETCH FORWARD 5000 FROM users`, pgx.QueryExecModeExec)
 			if err != nil {
 				return u.failed(err)
 			}
