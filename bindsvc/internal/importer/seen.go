@@ -37,9 +37,9 @@ func (s *seen) add(hash uint64) {
 }
 
 // slot is where the hash is, or would be.
-func (s *seen) slot(hash uint64) int {
-	last := len(s.slots) - 1
-	at := int(hash) & last
+func (s *seen) slot(hash uint64) uint64 {
+	last := uint64(len(s.slots) - 1)
+	at := hash & last
 	for s.slots[at] != 0 && s.slots[at] != hash {
 		at = (at + 1) & last
 	}

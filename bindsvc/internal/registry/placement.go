@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -86,10 +87,10 @@ func (p *placer) weighted(candidates []gateway.Node) choice {
 // fewest counts the users it places, since the next count of the bindings may be
 // seconds away. Of equals the next in turn is chosen.
 func (p *placer) fewest(serviceID string, candidates []gateway.Node) choice {
-	start := int(p.turns[serviceID] % uint64(len(candidates)))
+	start := p.turns[serviceID] % uint64(len(candidates))
 	best := candidates[start]
-	for i := range candidates {
-		if node := candidates[(start+i)%len(candidates)]; p.bound[node.ID] < p.bound[best.ID] {
+	for _, node := range slices.Concat(candidates[start:], candidates[:start]) {
+		if p.bound[node.ID] < p.bound[best.ID] {
 			best = node
 		}
 	}
