@@ -169,6 +169,30 @@ func TestTheSeedsAdminCallsThroughTraefik(t *testing.T) {
 	}
 }
 
+// A client cannot write itself an address of the whitelist.
+func TestTheWhitelistThroughTraefik(t *testing.T) {
+	s := startStack(t, stores{}, settings{extra: "admin: {ipWhitelist: [10.0.0.0/8, \"2001:db8::/32\"], trustedProxies: [127.0.0.1]}\n"})
+	for _, forged := range []string{"", "10.1.2.3", "2001:db8::1", "::ffff:10.1.2.3", "10.1.2.3, 127.0.0.1", "127.0.0.1, 10.1.2.3"} {
+		a := s.client.do(http.MethodGet, "/gateway/admin/status", adminToken, nil, func(r *http.Request) {
+			if forged != "" {
+				r.Header.Set("X-Forwarded-For", forged)
+				r.Header.Set("X-Real-Ip", forged)
+				r.Header.Set("Forwarded", "for="+forged)
+			}
+		})
+		require.Equal(t, "FORBIDDEN", a.reason(), "%q: %s", forged, a)
+	}
+	// What the trusted proxy itself says counts.
+	for address, allowed := range map[string]bool{"10.1.2.3": true, "::ffff:10.1.2.3": true, "2001:db8::1": true, "192.0.2.1": false, "::ffff:192.0.2.1": false} {
+		request := mustRequest(http.MethodGet, s.binding.admin+"/gateway/admin/status", adminToken, nil)
+		request.Header.Set("X-Forwarded-For", address)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		_ = response.Body.Close()
+		require.Equal(t, allowed, response.StatusCode == http.StatusOK, "%s: %s", address, response.Status)
+	}
+}
+
 // gateways are two binding services and two Traefiks on one pair of stores.
 type gateways struct {
 	*stack

@@ -92,7 +92,11 @@ func TestSlidingTokens(t *testing.T) {
 		ctx := t.Context()
 		require.NoError(t, store.PutToken(ctx, "ai", "t", "1"))
 		require.NoError(t, store.Client().Expire(ctx, "gateway:token:ai:t", time.Minute).Err())
-		_, err := store.UserByToken(ctx, "ai", "t")
+		explained, _ := gateway.WithTrace(ctx)
+		_, err := store.UserByToken(explained, "ai", "t")
+		require.NoError(t, err)
+		require.LessOrEqual(t, store.Client().TTL(ctx, "gateway:token:ai:t").Val(), time.Minute, "an explanation prolongs nothing")
+		_, err = store.UserByToken(ctx, "ai", "t")
 		require.NoError(t, err)
 		require.InDelta(t, want, store.Client().TTL(ctx, "gateway:token:ai:t").Val(), float64(5*time.Second))
 	}
@@ -259,6 +263,36 @@ func TestARestartFromAnOldSnapshotIsNotBelieved(t *testing.T) {
 	}
 	requireTrusted(t, store)
 	require.Equal(t, "-", raw.Get(ctx, "gateway:route:user:ai:1").Val())
+}
+
+// A master that was a replica for a while is the process that it was, but may lack
+// what was written elsewhere meanwhile.
+func TestAFormerMasterIsNotBelieved(t *testing.T) {
+	former, err := testenv.StartRedis("")
+	require.NoError(t, err)
+	defer former.Close()
+	other, err := testenv.StartRedis("")
+	require.NoError(t, err)
+	defer other.Close()
+	ctx := t.Context()
+	store := open(t, former.Addr())
+	require.NoError(t, store.FillUser(ctx, "ai", "7", gateway.Route{NodeID: "old", Epoch: 1}))
+
+	host, port, err := net.SplitHostPort(other.Addr())
+	require.NoError(t, err)
+	require.NoError(t, store.Client().Do(ctx, "REPLICAOF", host, port).Err())
+	require.Eventually(t, func() bool {
+		info, err := store.Client().Info(ctx, "replication").Result()
+		return err == nil && strings.Contains(info, "master_link_status:up")
+	}, 20*time.Second, 20*time.Millisecond)
+	require.NoError(t, store.Client().Do(ctx, "REPLICAOF", "NO", "ONE").Err())
+	require.NoError(t, store.Client().Set(ctx, "gateway:route:user:ai:7", "outdated", 0).Err()) // as if it had been there all the time
+	require.Equal(t, "outdated", store.Client().Get(ctx, "gateway:route:user:ai:7").Val())
+	_ = store.Client().Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no").Err() // Sentinel closes the connections too
+	require.Eventually(t, func() bool {
+		_, err := store.RouteByUser(ctx, "ai", "7")
+		return errors.Is(err, gateway.ErrNotFound)
+	}, 10*time.Second, 10*time.Millisecond)
 }
 
 func TestAnInvalidationThatFailedIsMadeUpFor(t *testing.T) {

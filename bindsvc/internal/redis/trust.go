@@ -20,9 +20,9 @@ const (
 )
 
 // trust knows whether every change has reached the cached routes. It is lost when
-// an invalidation fails, and when a connection meets a Redis process that this
-// one has not seen: one restarted from an old snapshot, or a replica promoted
-// before it had everything, holds routes that were invalidated. A flush that
+// an invalidation fails, and when a connection meets a Redis process, or a history
+// of one, that this one has not seen: one restarted from an old snapshot, or a
+// replica promoted before it had everything, holds routes that were invalidated. A flush that
 // began after the loss restores it.
 type trust struct {
 	log  *slog.Logger
@@ -31,7 +31,7 @@ type trust struct {
 	mu         sync.Mutex
 	generation uint64 // of losses
 	trusted    bool
-	seen       map[string]bool // run ids of the Redis processes
+	seen       map[string]bool // the Redis processes and their histories
 }
 
 func newTrust(log *slog.Logger) *trust {
@@ -81,19 +81,21 @@ func (t *trust) restore(generation uint64) bool {
 
 // meet is called on every new connection, before it is used.
 func (t *trust) meet(ctx context.Context, conn *goredis.Conn) error {
-	info, err := conn.Info(ctx, "server").Result()
-	var reply goredis.Error
-	switch {
-	case err == nil:
-	case errors.As(err, &reply):
-		info = "" // INFO is not permitted: all such servers are one
-	default:
-		return err
+	var info string
+	for _, section := range []string{"server", "replication"} {
+		answer, err := conn.Info(ctx, section).Result()
+		var reply goredis.Error
+		if err != nil && !errors.As(err, &reply) { // one who may not ask INFO takes all such servers for one
+			return err
+		}
+		info += answer + "\n"
 	}
 	if field(info, "redis_mode") == "sentinel" { // keeps no routes
 		return nil
 	}
-	id := field(info, "run_id")
+	// The process, and its history: the latter is a new one when a replica becomes the
+	// master, also one that was the master before and has lost the last writes.
+	id := field(info, "run_id") + " " + field(info, "master_replid")
 	t.mu.Lock()
 	isNew := !t.seen[id]
 	t.seen[id] = true

@@ -127,7 +127,12 @@ func TestTokens(t *testing.T) {
 	require.NoError(t, store.PutToken(ctx, "ai", "t", "2"))
 	require.Equal(t, "2", user("ai", "t"), "a token that was given again")
 
-	now = now.Add(6 * time.Hour) // less than half is left: renewed
+	now = now.Add(6 * time.Hour) // less than half is left: renewed, but by no explanation
+	explained, _ := gateway.WithTrace(ctx)
+	expires := expiry(t, path)
+	_, err := store.UserByToken(explained, "ai", "t")
+	require.NoError(t, err)
+	require.Equal(t, expires, expiry(t, path))
 	require.Equal(t, "2", user("ai", "t"))
 	now = now.Add(9 * time.Hour)
 	require.Equal(t, "2", user("ai", "t"))
@@ -137,4 +142,14 @@ func TestTokens(t *testing.T) {
 	require.NoError(t, store.PutToken(ctx, "ai", "new", "3"))
 	now = now.Add(-10 * time.Hour)
 	require.Empty(t, user("ai", "t"), "an expired token is cleared away by the next login")
+}
+
+// expiry is that of the token that expires last.
+func expiry(t *testing.T, path string) (micros int64) {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	defer db.Close()
+	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT max(expires_at) FROM gateway_token`).Scan(&micros))
+	return micros
 }
