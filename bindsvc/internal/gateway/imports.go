@@ -109,10 +109,10 @@ type Imports interface {
 	// SaveImport stores state, counts, removed and kept. DONE and UNDONE are audited.
 	SaveImport(ctx context.Context, i Import) error
 
-	// ImportRows binds those of the rows that have no binding, in one transaction, and
-	// leaves every row of the table that exists as it is. It is idempotent: a row that
-	// this import has bound counts as bound again. In a dry run (ID 0) nothing is
-	// written. A node that does not exist in the service is a ConflictError.
+	// ImportRows binds those of the rows that have no binding, in one transaction or a
+	// few, and leaves every row of the table that exists as it is. It is idempotent: a
+	// row that this import has bound counts as bound again. In a dry run (ID 0) nothing
+	// is written. A node that does not exist in the service is a ConflictError.
 	ImportRows(ctx context.Context, i Import, rows []ImportRow) (ImportBatch, error)
 
 	// UndoRows deletes up to limit bindings that the import made, in the order of their ids

@@ -12,8 +12,7 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
-// batchSize is how many users one transaction binds. Larger ones gain nothing and
-// make logins on the embedded file wait.
+// batchSize is how many users the store is given at a time. Larger batches gain nothing.
 const batchSize = 10_000
 
 // Source yields users, in an order that does not change from one import to the next.
@@ -234,7 +233,7 @@ func (r *run) flush(ctx context.Context) error {
 	return r.listener.Progress(r.record.Counts)
 }
 
-const undoBatch = 5_000
+const undoBatch = 2_000
 
 // Undo deletes the bindings that an import made and that have not changed since. It
 // may be called again until it succeeds.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/bindrule"
@@ -77,8 +78,25 @@ func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 	})
 }
 
+// writeBatch is how many rows one transaction makes: a login waits for it, since
+// there is one writer.
+const writeBatch = 1000
+
 // ImportRows implements gateway.Imports.
-func (s *Store) ImportRows(ctx context.Context, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
+func (s *Store) ImportRows(ctx context.Context, i gateway.Import, rows []gateway.ImportRow) (all gateway.ImportBatch, err error) {
+	for some := range slices.Chunk(rows, writeBatch) {
+		batch, err := s.importSome(ctx, i, some)
+		if err != nil {
+			return gateway.ImportBatch{}, err
+		}
+		all.Bound += batch.Bound
+		all.Unchanged += batch.Unchanged
+		all.Conflicts = append(all.Conflicts, batch.Conflicts...)
+	}
+	return all, nil
+}
+
+func (s *Store) importSome(ctx context.Context, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
 	isDryRun := i.ID == 0
 	run := s.inTx
 	if isDryRun {
