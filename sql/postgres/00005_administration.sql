@@ -1,6 +1,8 @@
 -- Placement and weights, imports that can be undone, and the record of every change.
 
 -- +goose Up
+SET LOCAL lock_timeout = '2s'; -- nobody waits behind this one if it has to wait; it is tried again
+
 ALTER TABLE gateway_service ADD COLUMN IF NOT EXISTS placement varchar; -- NULL: round-robin
 ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS weight integer NOT NULL DEFAULT 1;
 ALTER TABLE gateway_node ADD COLUMN IF NOT EXISTS accept_new smallint NOT NULL DEFAULT 1;
@@ -17,6 +19,7 @@ CREATE TABLE gateway_import (
     node_id     varchar, -- NULL: every line names its own
     source      varchar NOT NULL,
     state       varchar NOT NULL,
+    run         bigint NOT NULL DEFAULT 1,
     actor       varchar NOT NULL,
     read        bigint NOT NULL DEFAULT 0,
     bound       bigint NOT NULL DEFAULT 0,
@@ -112,57 +115,67 @@ CREATE TRIGGER gateway_user_route_touched BEFORE UPDATE ON gateway_user_route FO
 CREATE FUNCTION gateway_audit_binding(r jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object(
         'id', r->'id', 'serviceId', coalesce(r->>'service_id', ''), 'userId', nullif(r->>'user_id', ''),
-        'username', nullif(r->>'username', ''), 'nodeId', coalesce(r->>'node_id', ''), 'epoch', r->'epoch',
+        'username', nullif(r->>'username', ''), 'nodeId', coalesce(r->>'node_id', ''), 'epoch', r->'epoch', 'importId', nullif(r->'import_id', 'null'::jsonb),
         'createTime', coalesce(r->>'create_time', r->>'update_time', '1970-01-01T00:00:00') || 'Z'))
-$$;
--- +goose StatementEnd
-
--- The entry of a row that became another, as gateway.AuditBindingChange makes it.
--- +goose StatementBegin
-CREATE FUNCTION gateway_audit_binding_change(old_row jsonb, new_row jsonb) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO gateway_audit (actor, address, action, service_id, node_id, user_id, username,
-        username_key_before, username_key_after, before, after)
-    SELECT 'sql:' || session_user, host(inet_client_addr()),
-        CASE
-            WHEN old_row IS NULL THEN 'binding.create'
-            WHEN new_row IS NULL THEN 'binding.delete'
-            WHEN old_row->>'node_id' IS DISTINCT FROM new_row->>'node_id' THEN 'binding.rebind'
-            ELSE 'binding.update'
-        END,
-        latest->>'service_id', latest->>'node_id', nullif(latest->>'user_id', ''),
-        coalesce(nullif(new_row->>'username', ''), nullif(old_row->>'username', '')),
-        old_row->>'username_key', new_row->>'username_key', gateway_audit_binding(old_row), gateway_audit_binding(new_row)
-    FROM (SELECT coalesce(new_row, old_row) AS latest) AS l
 $$;
 -- +goose StatementEnd
 
 -- What the gateway changes it records itself: its connections are named "homenode",
 -- or "homenode:" and a name. Anybody else's changes to bindings are recorded here,
--- also those of a role that may not write the audit itself. A row that is given to
+-- also those of a role that may not write the audit itself: the function is its
+-- owner's, so every name in it says its schema, and the temporary schema, where
+-- anybody may put a table of the same name, is searched last. A row that is given to
 -- another user or service is one that ends and one that begins, so that both are
 -- found by their own.
 -- +goose StatementBegin
-CREATE FUNCTION gateway_user_route_audited() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DO $$
 BEGIN
-    IF current_setting('application_name') ~ '^homenode(:|$)' THEN
-        RETURN NULL;
-    ELSIF TG_OP = 'INSERT' THEN
-        PERFORM gateway_audit_binding_change(NULL, to_jsonb(n)) FROM new_rows n;
-    ELSIF TG_OP = 'DELETE' THEN
-        PERFORM gateway_audit_binding_change(to_jsonb(o), NULL) FROM old_rows o;
-    ELSIF TG_OP = 'TRUNCATE' THEN
-        PERFORM gateway_audit_binding_change(to_jsonb(r), NULL) FROM gateway_user_route r;
-    ELSE
-        PERFORM gateway_audit_binding_change(to_jsonb(o), to_jsonb(n))
-        FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id
-            AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
-        WHERE n.id IS NULL OR (n.user_id, n.username, n.node_id, n.epoch) IS DISTINCT FROM (o.user_id, o.username, o.node_id, o.epoch);
-        PERFORM gateway_audit_binding_change(NULL, to_jsonb(n))
-        FROM new_rows n LEFT JOIN old_rows o ON n.id = o.id
-            AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
-        WHERE o.id IS NULL;
-    END IF;
-    RETURN NULL;
+    EXECUTE format($f$
+        CREATE FUNCTION %1$I.gateway_user_route_audited() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        DECLARE
+            changes jsonb[];
+        BEGIN
+            IF current_setting('application_name') ~ '^homenode(:|$)' THEN
+                RETURN NULL;
+            ELSIF TG_OP = 'INSERT' THEN
+                SELECT array_agg(jsonb_build_array(NULL, to_jsonb(n)) ORDER BY n.id) INTO changes FROM new_rows n;
+            ELSIF TG_OP = 'DELETE' THEN
+                SELECT array_agg(jsonb_build_array(to_jsonb(o), NULL) ORDER BY o.id) INTO changes FROM old_rows o;
+            ELSIF TG_OP = 'TRUNCATE' THEN
+                SELECT array_agg(jsonb_build_array(to_jsonb(r), NULL) ORDER BY r.id) INTO changes FROM %1$I.gateway_user_route r;
+            ELSE
+                SELECT array_agg(c.change ORDER BY c.ends DESC, c.id) INTO changes FROM (
+                    SELECT jsonb_build_array(to_jsonb(o), to_jsonb(n)) AS change, true AS ends, o.id
+                    FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id
+                        AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+                    WHERE n.id IS NULL OR (n.user_id, n.username, n.node_id, n.epoch) IS DISTINCT FROM (o.user_id, o.username, o.node_id, o.epoch)
+                    UNION ALL
+                    SELECT jsonb_build_array(NULL, to_jsonb(n)), false, n.id
+                    FROM new_rows n LEFT JOIN old_rows o ON n.id = o.id
+                        AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+                    WHERE o.id IS NULL
+                ) AS c;
+            END IF;
+            -- The entries as gateway.AuditBindingChange makes them.
+            INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username,
+                username_key_before, username_key_after, before, after)
+            SELECT 'sql:' || session_user, host(inet_client_addr()),
+                CASE
+                    WHEN c.was IS NULL THEN 'binding.create'
+                    WHEN c.is_now IS NULL THEN 'binding.delete'
+                    WHEN c.was->>'node_id' IS DISTINCT FROM c.is_now->>'node_id' THEN 'binding.rebind'
+                    ELSE 'binding.update'
+                END,
+                coalesce(c.is_now, c.was)->>'service_id', coalesce(c.is_now, c.was)->>'node_id', nullif(coalesce(c.is_now, c.was)->>'user_id', ''),
+                coalesce(nullif(c.is_now->>'username', ''), nullif(c.was->>'username', '')),
+                c.was->>'username_key', c.is_now->>'username_key', %1$I.gateway_audit_binding(c.was), %1$I.gateway_audit_binding(c.is_now)
+            FROM (
+                SELECT nullif(e.change->0, 'null'::jsonb) AS was, nullif(e.change->1, 'null'::jsonb) AS is_now, e.n
+                FROM unnest(changes) WITH ORDINALITY AS e (change, n)
+            ) AS c ORDER BY c.n;
+            RETURN NULL;
+        END $body$
+    $f$, current_schema());
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION gateway_user_route_audited() FROM PUBLIC; -- nobody's own table may fill the audit

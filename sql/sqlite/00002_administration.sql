@@ -13,6 +13,7 @@ CREATE TABLE gateway_import (
     node_id     text, -- NULL: every line names its own
     source      text NOT NULL,
     state       text NOT NULL,
+    run         integer NOT NULL DEFAULT 1,
     actor       text NOT NULL,
     read        integer NOT NULL DEFAULT 0,
     bound       integer NOT NULL DEFAULT 0,

@@ -103,7 +103,7 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 	}
 	server, err := httpapi.New(options, httpapi.Parts{
 		Registry: nodes, Decider: decide.New(nodes, sessions, bindings), Sessions: sessions, Bindings: bindings,
-		Store: st.durable, Users: st.users, Log: log,
+		Store: st.durable, Users: st.users, Log: log, Stopping: ctx.Done(),
 	})
 	if err != nil {
 		return err
@@ -362,7 +362,10 @@ func serveHTTP(ctx context.Context, l listeners, handlers *httpapi.Server, limit
 	}
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	return errors.Join(err, internal.Shutdown(shutdown), admin.Shutdown(shutdown))
+	var both errgroup.Group
+	both.Go(func() error { return internal.Shutdown(shutdown) })
+	both.Go(func() error { return admin.Shutdown(shutdown) })
+	return errors.Join(err, both.Wait())
 }
 
 func newServer(handler http.Handler, log *slog.Logger) *http.Server {

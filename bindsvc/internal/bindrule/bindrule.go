@@ -52,7 +52,26 @@ type Rows interface {
 // the login would record, so that nothing has to be written. aliasLeadsHere is
 // whether the alias of the login's LoginUsername leads to the row.
 func Settled(row Row, aliasLeadsHere bool, login gateway.Login) bool {
-	return named(row, login) == row && (aliasLeadsHere || !wantsAlias(row, login))
+	return named(row, login) == row && (aliasLeadsHere || !wantsAlias(row, login)) && !row.IsAsImported()
+}
+
+// IsAsImported reports whether an import made the row and nothing has happened to it
+// since: no login, no administrator. Only such rows does an undo delete.
+func (r Row) IsAsImported() bool {
+	return r.ImportID != 0 && r.Epoch == 1 && r.UpdatedAt.Equal(r.CreatedAt)
+}
+
+// Entry is the audit's entry of a row that became another; nil stands for none.
+func Entry(before, after *Row) gateway.AuditEntry {
+	var was, is *gateway.Binding
+	var keyBefore, keyAfter gateway.UsernameKey
+	if before != nil {
+		was, keyBefore = &before.Binding, before.Key
+	}
+	if after != nil {
+		is, keyAfter = &after.Binding, after.Key
+	}
+	return gateway.AuditBindingChange(was, keyBefore, is, keyAfter)
 }
 
 // named is the row with the login's user id and, if it has one, username.
@@ -89,6 +108,10 @@ func BindIfAbsent(ctx context.Context, rows Rows, login gateway.Login, now time.
 		row, err = w.insert(ctx, named(Row{Binding: gateway.Binding{ServiceID: login.ServiceID, NodeID: login.NodeID}}, login))
 	} else {
 		row, err = w.update(ctx, *own, named(*own, login))
+	}
+	if err == nil && row.IsAsImported() { // the login is what happens to it
+		row.UpdatedAt = w.now
+		err = w.rows.Update(ctx, row)
 	}
 	if err != nil {
 		return gateway.BindResult{}, err
@@ -228,7 +251,7 @@ func (w *writer) insert(ctx context.Context, row Row) (Row, error) {
 	}
 	row.ID = id
 	w.changed(gateway.ChangesOf(row.Binding)...)
-	return row, w.rows.Audit(ctx, gateway.AuditBindingChange(nil, &row.Binding))
+	return row, w.rows.Audit(ctx, Entry(nil, &row))
 }
 
 func (w *writer) update(ctx context.Context, before, after Row) (Row, error) {
@@ -248,7 +271,7 @@ func (w *writer) update(ctx context.Context, before, after Row) (Row, error) {
 		}
 		w.changedNames(after.ServiceID, aliases...)
 	}
-	return after, w.rows.Audit(ctx, gateway.AuditBindingChange(&before.Binding, &after.Binding))
+	return after, w.rows.Audit(ctx, Entry(&before, &after))
 }
 
 func (w *writer) delete(ctx context.Context, row Row) error {
@@ -261,7 +284,7 @@ func (w *writer) delete(ctx context.Context, row Row) error {
 	}
 	w.changed(gateway.ChangesOf(row.Binding)...)
 	w.changedNames(row.ServiceID, aliases...)
-	return w.rows.Audit(ctx, gateway.AuditBindingChange(&row.Binding, nil))
+	return w.rows.Audit(ctx, Entry(&row, nil))
 }
 
 // putAlias makes a name typed at a login lead to the row, and drops the row's oldest ones.

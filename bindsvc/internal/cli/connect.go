@@ -136,6 +136,7 @@ func (c *console) language() string {
 type response[A any] interface {
 	GetJSON200() *A
 	GetJSONDefault() *api.Refused
+	GetBody() []byte
 	StatusCode() int
 }
 
@@ -145,6 +146,10 @@ func answered[A any](r response[A], err error) (*A, error) {
 		return nil, &unanswered{err}
 	}
 	if answer := r.GetJSON200(); answer != nil {
+		var head struct{ Code int } // any other server may answer 200 with JSON of its own
+		if json.Unmarshal(r.GetBody(), &head) != nil || head.Code != http.StatusOK {
+			return nil, &refusal{status: r.StatusCode()}
+		}
 		return answer, nil
 	}
 	return nil, refused(r.StatusCode(), r.GetJSONDefault())

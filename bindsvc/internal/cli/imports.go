@@ -66,7 +66,7 @@ func (c *console) importExistingCommand() *cobra.Command {
 	f := c.importFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		again := []string{"existing", "--service", f.service, args[0]}
-		return c.runImport(cmd, f, again, func(ctx context.Context, gateway *api.ClientWithResponses) (*http.Response, error) {
+		return c.runImport(cmd, f, nil, again, func(ctx context.Context, gateway *api.ClientWithResponses) (*http.Response, error) {
 			return gateway.ImportExisting(ctx, &api.ImportExistingParams{DryRun: &f.dryRun},
 				api.ImportExistingRequest{ServiceID: f.service, NodeID: args[0], ImportID: f.resume}, acceptEvents)
 		})
@@ -93,19 +93,23 @@ func (c *console) importFileCommand() *cobra.Command {
 	must(cmd.RegisterFlagCompletionFunc("node", c.completeNodes))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		users := cmd.InOrStdin()
+		var source os.FileInfo
 		if args[0] != "-" {
 			file, err := os.Open(args[0])
 			if err != nil {
 				return UsageError{err}
 			}
 			defer func() { _ = file.Close() }()
+			if source, err = file.Stat(); err != nil {
+				return UsageError{err}
+			}
 			users = file
 		}
 		again := []string{"file", args[0], "--service", f.service}
 		if node != "" {
 			again = append(again, "--node", node)
 		}
-		return c.runImport(cmd, f, again, func(ctx context.Context, gateway *api.ClientWithResponses) (*http.Response, error) {
+		return c.runImport(cmd, f, source, again, func(ctx context.Context, gateway *api.ClientWithResponses) (*http.Response, error) {
 			return gateway.ImportFileWithBody(ctx, &api.ImportFileParams{
 				ServiceID: f.service, NodeID: optional(node), ImportID: f.resume, DryRun: &f.dryRun,
 			}, "text/csv", io.NopCloser(users), acceptEvents)
@@ -119,15 +123,16 @@ func acceptEvents(_ context.Context, request *http.Request) error {
 	return nil
 }
 
-// runImport sends an import and follows its events to the end. again is the command
-// line that does the same, without its flags.
-func (c *console) runImport(cmd *cobra.Command, f *importFlags, again []string, send func(context.Context, *api.ClientWithResponses) (*http.Response, error)) error {
+// runImport sends an import and follows its events to the end. source is the file
+// that it reads, nil if there is none; again is the command line that does the same,
+// without its flags.
+func (c *console) runImport(cmd *cobra.Command, f *importFlags, source os.FileInfo, again []string, send func(context.Context, *api.ClientWithResponses) (*http.Response, error)) error {
 	conn, err := c.connect(noLimit)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	report, err := createReport(f.report)
+	report, err := newReport(f.report, source)
 	if err != nil {
 		return err
 	}
@@ -162,7 +167,7 @@ type importRun struct {
 	counts    api.ImportCounts
 	conflicts []api.ImportConflict // the first ones
 	more      int64                // conflicts after them
-	report    reportFile
+	report    *lateReport
 	progress  progress
 }
 
@@ -209,6 +214,9 @@ func (r *importRun) heard(event api.ImportEvent) error {
 	}
 	switch event.Event {
 	case api.Begin:
+		if err := r.report.begin(); err != nil {
+			return fmt.Errorf("--report: %w", err)
+		}
 		r.progress.begin(orZero(event.Total))
 	case api.Progress:
 		r.progress.show(r.counts)
@@ -217,6 +225,14 @@ func (r *importRun) heard(event api.ImportEvent) error {
 	case api.Failed:
 		return fmt.Errorf("the import failed: %s (%s)", escape(orZero(event.Message)), escape(orZero(event.Reason)))
 	case api.Done:
+		if event.Counts == nil {
+			return errBroken
+		}
+		if err := r.report.begin(); err != nil {
+			return fmt.Errorf("--report: %w", err)
+		}
+	default:
+		return fmt.Errorf("%w (%q is no event)", errBroken, escape(string(event.Event)))
 	}
 	return nil
 }

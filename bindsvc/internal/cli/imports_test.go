@@ -290,3 +290,28 @@ func TestUndoImport(t *testing.T) {
 	require.Equal(t, cli.ExitUnreachable, o.code)
 	require.Contains(t, o.err, "Run it again")
 }
+
+// A report never costs what is there already: neither the users nor an older report.
+func TestAReportReplacesNothingBeforeTheImportBegins(t *testing.T) {
+	dir := t.TempDir()
+	users, report := filepath.Join(dir, "users.csv"), filepath.Join(dir, "report.csv")
+	require.NoError(t, os.WriteFile(users, []byte("userId\n1\n"), 0o600))
+	require.NoError(t, os.WriteFile(report, []byte("of yesterday"), 0o600))
+	link := filepath.Join(dir, "link.csv")
+	require.NoError(t, os.Symlink(users, link))
+	g := setup(t)
+	for _, same := range []string{users, link} {
+		o := g.run("import", "file", users, "--service", "ai", "--node", "node-1", "--report", same)
+		require.Equal(t, cli.ExitUsage, o.code)
+		require.Contains(t, o.err, "the file to import")
+	}
+	content, err := os.ReadFile(users)
+	require.NoError(t, err)
+	require.Equal(t, "userId\n1\n", string(content))
+
+	g.answers["importFile"] = refuse(http.StatusConflict, "CONFLICT", "no such node")
+	require.Equal(t, cli.ExitFailed, g.run("import", "file", users, "--service", "ai", "--node", "node-1", "--report", report).code)
+	content, err = os.ReadFile(report)
+	require.NoError(t, err)
+	require.Equal(t, "of yesterday", string(content))
+}

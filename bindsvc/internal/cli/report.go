@@ -18,20 +18,61 @@ type reportFile interface {
 	close() error
 }
 
-// createReport makes the file, for this user only: it names people. No path: nothing is kept.
-func createReport(path string) (reportFile, error) {
+// newReport prepares the report. An earlier one at the path is replaced when the
+// import begins, and not if it is refused. No path: nothing is kept. source is the
+// file that the import reads, nil if there is none.
+func newReport(path string, source os.FileInfo) (*lateReport, error) {
 	if path == "" {
-		return noReport{}, nil
+		return &lateReport{file: noReport{}}, nil
 	}
-	extension := strings.ToLower(filepath.Ext(path))
-	if extension != ".csv" && extension != ".json" {
+	if extension := strings.ToLower(filepath.Ext(path)); extension != ".csv" && extension != ".json" {
 		return nil, usagef("--report %s: want a name that ends in .csv or .json", path)
 	}
+	if there, err := os.Stat(path); err == nil && source != nil && os.SameFile(there, source) {
+		return nil, usagef("--report %s: that is the file to import", path)
+	}
+	if folder, err := os.Stat(filepath.Dir(path)); err != nil {
+		return nil, usagef("--report: %w", err)
+	} else if !folder.IsDir() {
+		return nil, usagef("--report %s: its folder is none", path)
+	}
+	return &lateReport{path: path}, nil
+}
+
+// lateReport is a report whose file is made when the import begins.
+type lateReport struct {
+	path string
+	file reportFile // nil: not begun
+}
+
+func (r *lateReport) begin() (err error) {
+	if r.file == nil {
+		r.file, err = createReport(r.path)
+	}
+	return err
+}
+
+func (r *lateReport) add(c api.ImportConflict) error {
+	if err := r.begin(); err != nil {
+		return err
+	}
+	return r.file.add(c)
+}
+
+func (r *lateReport) close() error {
+	if r.file == nil {
+		return nil
+	}
+	return r.file.close()
+}
+
+// createReport makes the file, for this user only: it names people.
+func createReport(path string) (reportFile, error) {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, usagef("--report: %w", err)
 	}
-	if extension == ".json" {
+	if strings.EqualFold(filepath.Ext(path), ".json") {
 		return &jsonReport{to: file}, nil
 	}
 	report := &csvReport{to: file, csv: csv.NewWriter(file)}

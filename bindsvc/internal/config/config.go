@@ -195,6 +195,9 @@ func Prefixes(setting string, list []string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %q is no address and no CIDR prefix", setting, text)
 		}
+		if address := prefix.Addr(); address.Is4In6() && prefix.Bits() >= 96 { // addresses are compared as v4
+			prefix = netip.PrefixFrom(address.Unmap(), prefix.Bits()-96)
+		}
 		prefixes = append(prefixes, prefix.Masked())
 	}
 	return prefixes, nil

@@ -96,7 +96,7 @@ type AuditLog interface {
 
 	// BindingAt returns the binding that the user id, or the username if userID is
 	// empty, had at that time, or ErrNotFound: what the first change after it found, or
-	// else what is bound now, if it was made before.
+	// else what is bound now (see Binding.HeldAt).
 	BindingAt(ctx context.Context, serviceID, userID string, key UsernameKey, at time.Time) (Binding, error)
 }
 
@@ -109,11 +109,13 @@ type auditBinding struct {
 	Username   string    `json:"username,omitempty"`
 	NodeID     string    `json:"nodeId"`
 	Epoch      int64     `json:"epoch"`
+	ImportID   int64     `json:"importId,omitempty"`
 	CreateTime time.Time `json:"createTime"`
 }
 
-// AuditBindingChange is the entry of a binding that became another; nil stands for no binding.
-func AuditBindingChange(before, after *Binding) AuditEntry {
+// AuditBindingChange is the entry of a binding that became another; nil stands for no
+// binding. The keys are what the rows are found by (see bindrule.Row).
+func AuditBindingChange(before *Binding, keyBefore UsernameKey, after *Binding, keyAfter UsernameKey) AuditEntry {
 	e := AuditEntry{Action: ActionBindingUpdate}
 	switch {
 	case before == nil:
@@ -129,10 +131,10 @@ func AuditBindingChange(before, after *Binding) AuditEntry {
 		}
 	}
 	if before != nil {
-		e.Before, e.KeyBefore = bindingJSON(*before), KeyOf(before.Username)
+		e.Before, e.KeyBefore = bindingJSON(*before), keyBefore
 	}
 	if after != nil {
-		e.After, e.KeyAfter = bindingJSON(*after), KeyOf(after.Username)
+		e.After, e.KeyAfter = bindingJSON(*after), keyAfter
 	}
 	if after != nil && after.Username == "" && before != nil {
 		e.Username = before.Username // the name that it lost
@@ -141,7 +143,7 @@ func AuditBindingChange(before, after *Binding) AuditEntry {
 }
 
 func bindingJSON(b Binding) json.RawMessage {
-	return mustJSON(auditBinding{b.ID, b.ServiceID, b.UserID, b.Username, b.NodeID, b.Epoch, b.CreatedAt})
+	return mustJSON(auditBinding{b.ID, b.ServiceID, b.UserID, b.Username, b.NodeID, b.Epoch, b.ImportID, b.CreatedAt})
 }
 
 // AuditedBinding reads a binding of an entry back.
@@ -152,9 +154,16 @@ func AuditedBinding(raw json.RawMessage) (Binding, error) {
 	}
 	err := json.Unmarshal(raw, &b)
 	return Binding{
-		ID: b.ID, ServiceID: b.ServiceID, UserID: b.UserID, Username: b.Username, NodeID: b.NodeID, Epoch: b.Epoch, CreatedAt: b.CreateTime,
+		ID: b.ID, ServiceID: b.ServiceID, UserID: b.UserID, Username: b.Username, NodeID: b.NodeID, Epoch: b.Epoch, ImportID: b.ImportID, CreatedAt: b.CreateTime,
 	}, err
 }
+
+// HeldAt reports whether a binding that was found for a user, as the first change
+// after at found it or as it is now, was theirs at that time. Every binding has an
+// entry of its beginning, so that the change before it would have been found, but
+// those of an import; and those from before there was an audit, which may have been
+// written in any time zone.
+func (b Binding) HeldAt(at time.Time) bool { return b.ImportID == 0 || !b.CreatedAt.After(at) }
 
 // AuditServiceChange is the entry of a service that became another; nil stands for none.
 func AuditServiceChange(before, after *Service) AuditEntry {

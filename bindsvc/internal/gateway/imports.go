@@ -12,6 +12,7 @@ type Import struct {
 	NodeID    string // empty: every line names its own
 	Source    ImportSource
 	State     ImportState
+	Run       int64 // raised whenever somebody begins, resumes or undoes it; only the newest run may write
 	Actor     string
 	Counts    ImportCounts
 	Removed   int64 // by the undo
@@ -106,7 +107,13 @@ type Imports interface {
 	// ListImports returns a page, the newest first, and how many there are in all.
 	ListImports(ctx context.Context, serviceID string, offset, limit int) (page []Import, total int64, err error)
 
+	// ClaimImport begins a new run of an import: claim is given the record and says
+	// what becomes of it, or returns an error that ends the claim. From then on the
+	// runs before can write nothing more.
+	ClaimImport(ctx context.Context, id int64, claim func(*Import) error) (Import, error)
+
 	// SaveImport stores state, counts, removed and kept. DONE and UNDONE are audited.
+	// A ConflictError if another run has claimed the import since; so do ImportRows and UndoRows.
 	SaveImport(ctx context.Context, i Import) error
 
 	// ImportRows binds those of the rows that have no binding, in one transaction or a
@@ -116,8 +123,14 @@ type Imports interface {
 	ImportRows(ctx context.Context, i Import, rows []ImportRow) (ImportBatch, error)
 
 	// UndoRows deletes up to limit bindings that the import made, in the order of their ids
-	// from after on; those that have changed since stay. Each deletion is audited.
-	UndoRows(ctx context.Context, id, after int64, limit int) (UndoBatch, error)
+	// from after on; those that have changed since, or whose user has logged in, stay.
+	// Each deletion is audited.
+	UndoRows(ctx context.Context, i Import, after int64, limit int) (UndoBatch, error)
+}
+
+// TakenOver is the error of a run whose import another run has claimed.
+func (i Import) TakenOver() error {
+	return Conflictf("import %d was resumed or undone elsewhere meanwhile", i.ID)
 }
 
 // User is a row of the nodes' own user table.

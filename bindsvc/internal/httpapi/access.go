@@ -32,12 +32,20 @@ func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
 		if c.Path() == documentPath {
 			return next(c)
 		}
+		token := adminTokenOf(request)
+		actor := gateway.Actor{Address: textOfAddress(address), RequestID: requestID(c)}
+		// The bootstrap token is told from others in no time and cannot be guessed: whoever
+		// has it is not kept waiting by those who share an address and guess all the same.
+		if s.opts.AdminToken != "" && matches(token, s.admin) {
+			actor.Name = gateway.ActorAdminToken
+			c.SetRequest(request.WithContext(gateway.WithActor(request.Context(), actor)))
+			return next(c)
+		}
 		who := attemptsKey(request, address, s.opts.TrustedProxies)
 		if wait := s.attempts.wait(who); wait > 0 {
 			return &gateway.Error{Reason: gateway.RateLimited, RetryAfter: wait}
 		}
-		actor := gateway.Actor{Address: address.String(), RequestID: requestID(c)}
-		name, err := s.authorise(c, actor)
+		name, err := s.authorise(c, token, actor)
 		if err != nil {
 			var refusal *gateway.Error
 			if errors.As(err, &refusal) && refusal.Reason != gateway.StoreUnavailable {
@@ -52,16 +60,23 @@ func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// authorise returns the name of the administrator whose token the request carries.
-func (s *Server) authorise(c echo.Context, actor gateway.Actor) (string, error) {
+func adminTokenOf(r *http.Request) string {
+	if token := r.Header.Get("x-token"); token != "" {
+		return token
+	}
+	return bearer(r.Header.Get("Authorization"))
+}
+
+func textOfAddress(address netip.Addr) string {
+	if !address.IsValid() { // a unix socket
+		return ""
+	}
+	return address.String()
+}
+
+// authorise returns the name of the administrator of the user table whose token it is.
+func (s *Server) authorise(c echo.Context, token string, actor gateway.Actor) (string, error) {
 	request := c.Request()
-	token := request.Header.Get("x-token")
-	if token == "" {
-		token = bearer(request.Header.Get("Authorization"))
-	}
-	if s.opts.AdminToken != "" && matches(token, s.admin) {
-		return gateway.ActorAdminToken, nil
-	}
 	if s.users == nil || token == "" {
 		return "", &gateway.Error{Reason: gateway.Unauthenticated}
 	}
@@ -92,25 +107,38 @@ func (s *Server) authorise(c echo.Context, actor gateway.Actor) (string, error) 
 }
 
 // clientAddress is the peer's address, or, as long as the hop it came from is a
-// trusted proxy, the one before it in X-Forwarded-For.
+// trusted proxy, the one before it in X-Forwarded-For. What is no address there is
+// the zero one, which is in no list.
 func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{} // a unix socket: no address is in any list
 	}
 	address := peer.Addr().Unmap().WithZone("")
-	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for _, hop := range slices.Backward(hops) {
+	forwarded := r.Header.Values("X-Forwarded-For")
+	if len(forwarded) == 0 {
+		return address
+	}
+	for _, hop := range slices.Backward(strings.Split(strings.Join(forwarded, ","), ",")) {
 		if !containsAddress(trusted, address) {
 			break
 		}
-		before, err := netip.ParseAddr(strings.TrimSpace(hop))
-		if err != nil {
-			break
-		}
-		address = before.Unmap().WithZone("")
+		address = hopAddress(strings.TrimSpace(hop))
 	}
 	return address
+}
+
+// hopAddress reads an address, also with a port as some proxies append it.
+func hopAddress(hop string) netip.Addr {
+	address, err := netip.ParseAddr(strings.Trim(hop, "[]"))
+	if err != nil {
+		withPort, err := netip.ParseAddrPort(hop)
+		if err != nil {
+			return netip.Addr{}
+		}
+		address = withPort.Addr()
+	}
+	return address.Unmap().WithZone("")
 }
 
 func containsAddress(prefixes []netip.Prefix, address netip.Addr) bool {
@@ -152,7 +180,7 @@ func newAttempts() *attempts {
 }
 
 // wait is how long the address has to wait before a token of it is looked at again;
-// zero if not at all. A right token has to wait too: else an answer would tell it from a wrong one.
+// zero if not at all. A right one has to wait too: else an answer would tell it from a wrong one.
 func (a *attempts) wait(address string) time.Duration {
 	limiter, ok := a.byAddress.GetIfPresent(address)
 	if !ok || limiter.Tokens() >= 1 {

@@ -112,6 +112,10 @@ func TestTheWhitelist(t *testing.T) {
 		"forged through the proxy":          {"127.0.0.1:1", "10.1.2.3, 192.0.2.1", false},
 		"through two proxies":               {"127.0.0.1:1", "10.1.2.3, 127.0.0.9", true},
 		"garbage":                           {"127.0.0.1:1", "10.1.2.3, x", false},
+		"with a port":                       {"127.0.0.1:1", "10.1.2.3:4711", true},
+		"v6 with a port":                    {"127.0.0.1:1", "[fd00::7]:4711", true},
+		"another with a port":               {"127.0.0.1:1", "192.0.2.1:4711", false},
+		"empty":                             {"127.0.0.1:1", " ", false},
 		"the proxy itself":                  {"127.0.0.1:1", "", false},
 	}
 	b := setup(t, func(o *httpapi.Options) {
@@ -430,7 +434,7 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		{"PUT", "/nodes/n1", `{"baseUrl":null}`, "baseUrl"},
 		{"PUT", "/nodes/n1", `{"enabled":2}`, "enabled"},
 		{"POST", "/routes/bind", `{"serviceId":"ai","userId":{},"nodeId":"n1"}`, "userId"},
-		{"POST", "/routes/bind", `{"serviceId":"ai","userId":"a\u0000b","nodeId":"n1"}`, "userId"},
+		{"POST", "/routes/bind", `{"serviceId":"ai","userId":"a\u0000b","nodeId":"n1"}`, "NUL"},
 		{"POST", "/routes/bind", `{"serviceId":"ai","username":"` + strings.Repeat("x", 256) + `","nodeId":"n1"}`, "username"},
 		{"GET", "/routes?keyword=" + strings.Repeat("x", 256), "", "keyword"},
 		{"GET", "/routes?serviceID=ai", "", "serviceID"},
@@ -438,6 +442,11 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		{"GET", "/routes?size=x", "", "size"},
 		{"GET", "/audit?since=yesterday", "", "since"},
 		{"GET", "/audit/binding?serviceId=ai&at=2026-01-01T00:00:00Z", "", "userId"},
+		{"GET", "/routes?keyword=%00", "", "keyword"},
+		{"GET", "/audit?userId=%ff", "", "userId"},
+		{"GET", "/explain?serviceId=ai&userId=%00", "", "userId"},
+		{"PUT", "/nodes/n1", `{"remark":"a\u0000b"}`, "NUL"},
+		{"PUT", "/nodes/n1", "{\"remark\":\"a\xff\"}", "UTF-8"},
 		{"GET", "/explain?token=a&userId=b&serviceId=ai", "", "one of"},
 		{"GET", "/explain", "", "serviceId"},
 		{"GET", "/explain?path=js", "", "path"},
@@ -520,6 +529,7 @@ func TestAdministratorsOfTheUserTable(t *testing.T) {
 
 func TestWrongTokensAreLimitedByAddress(t *testing.T) {
 	b := setup(t, nil)
+	b.users.add(gateway.User{ID: "1", Username: "root", IsAdmin: true, Active: true}, "root-token")
 	call := func(peer, forwarded, token string) *httptest.ResponseRecorder {
 		request := httptest.NewRequest(http.MethodGet, "/gateway/admin/status", nil)
 		request.RemoteAddr = peer
@@ -534,16 +544,19 @@ func TestWrongTokensAreLimitedByAddress(t *testing.T) {
 	for i := range 10 {
 		requireRefused(t, call(fmt.Sprintf("[2001:db8::%d]:1", i), "", "wrong"), gateway.Unauthenticated)
 	}
-	limited := call("[2001:db8::99]:1", "", adminToken)
-	requireRefused(t, limited, gateway.RateLimited)
-	require.NotEmpty(t, limited.Header().Get("Retry-After"))
-	require.Equal(t, http.StatusOK, call("[2001:db8:1::1]:1", "", adminToken).Code, "another network")
+	for _, token := range []string{"wrong", "root-token"} {
+		limited := call("[2001:db8::99]:1", "", token)
+		requireRefused(t, limited, gateway.RateLimited)
+		require.NotEmpty(t, limited.Header().Get("Retry-After"))
+	}
+	require.Equal(t, http.StatusOK, call("[2001:db8::99]:1", "", adminToken).Code, "nobody locks the bootstrap token out")
+	require.Equal(t, http.StatusOK, call("[2001:db8:1::1]:1", "", "root-token").Code, "another network")
 	// Through a proxy that is not trusted: its own machine is not locked out.
 	for range 10 {
 		requireRefused(t, call("127.0.0.1:1", "192.0.2.1", "wrong"), gateway.Unauthenticated)
 	}
-	requireRefused(t, call("127.0.0.1:1", "192.0.2.2", adminToken), gateway.RateLimited)
-	require.Equal(t, http.StatusOK, call("127.0.0.1:1", "", adminToken).Code)
+	requireRefused(t, call("127.0.0.1:1", "192.0.2.2", "root-token"), gateway.RateLimited)
+	require.Equal(t, http.StatusOK, call("127.0.0.1:1", "", "root-token").Code)
 }
 
 func TestImportReports(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
@@ -86,6 +87,9 @@ func verifyQuery(request *http.Request, route *routers.Route) error {
 		if len(values) > 1 {
 			return invalid(fmt.Sprintf("query parameter %q is given twice", name))
 		}
+		if !storable(values[0]) {
+			return invalid(fmt.Sprintf("query parameter %q contains NUL, or is not UTF-8", name))
+		}
 	}
 	return nil
 }
@@ -100,10 +104,31 @@ func bufferBody(c echo.Context) error {
 		return invalid("the body broke off")
 	case !json.Valid(content):
 		return invalid("the body is not a JSON object")
+	case !utf8.Valid(content):
+		return invalid("the body is not UTF-8")
+	case hasNUL(content):
+		return invalid("the body has a text with NUL in it")
 	}
 	c.Request().Body = io.NopCloser(bytes.NewReader(content))
 	c.Request().ContentLength = int64(len(content))
 	return nil
+}
+
+// storable reports whether every store can hold the text.
+func storable(text string) bool { return utf8.ValidString(text) && !strings.ContainsRune(text, 0) }
+
+// hasNUL reports whether a text of valid JSON has a NUL.
+func hasNUL(content []byte) bool {
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			return false // the end
+		}
+		if text, ok := token.(string); ok && strings.ContainsRune(text, 0) {
+			return true
+		}
+	}
 }
 
 const maxProblems = 10

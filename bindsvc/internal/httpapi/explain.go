@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -19,7 +20,9 @@ func (a admin) Explain(c echo.Context, params api.ExplainParams) error {
 	if err != nil {
 		return err
 	}
-	ctx, trace := gateway.WithTrace(c.Request().Context())
+	limited, cancel := context.WithTimeout(c.Request().Context(), decideLimit)
+	defer cancel()
+	ctx, trace := gateway.WithTrace(limited)
 	decision, err := a.decider.Decide(ctx, req)
 	var refusal *gateway.Error
 	if err != nil {
@@ -64,7 +67,7 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		if err != nil || !strings.HasPrefix(uri.Path, "/") {
 			return req, "", invalid("path: want a path such as /js/a/cases")
 		}
-		req.Path = path.Clean(uri.Path)
+		req.Path = asRouted(uri.Path)
 		at, covered := snapshot.ServiceAt(req.Path)
 		if req.ServiceID != "" && known && (!covered || at.ID != req.ServiceID) {
 			return req, "", invalid(fmt.Sprintf("path: service %q does not have it", req.ServiceID))
@@ -99,6 +102,15 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		described += " without a token"
 	}
 	return req, described, nil
+}
+
+// asRouted is a path as Traefik passes it on to the plugin: clean, but with its last slash.
+func asRouted(raw string) string {
+	clean := path.Clean(raw)
+	if strings.HasSuffix(raw, "/") && clean != "/" {
+		clean += "/"
+	}
+	return clean
 }
 
 func (a admin) verdict(c echo.Context, decision gateway.Decision, refusal *gateway.Error) api.Verdict {

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -74,7 +75,7 @@ func (a admin) takeTime(c echo.Context) {
 func spool(body io.Reader) (file *os.File, lines int64, err error) {
 	file, err = os.CreateTemp("", "homenode-import-*.csv")
 	if err != nil {
-		return nil, 0, fmt.Errorf("no temporary file: %w", err)
+		return nil, 0, &gateway.Error{Reason: gateway.Internal, Detail: "no temporary file can be made: the service needs a folder to write to, /tmp or TMPDIR", Cause: err}
 	}
 	_ = os.Remove(file.Name()) // gone when it is closed, whatever happens
 	counter := &lineCounter{}
@@ -124,10 +125,32 @@ func (a admin) runImport(c echo.Context, job importer.Job, source importer.Sourc
 	if job.NodeID != "" && !a.hasNode(job.ServiceID, job.NodeID) {
 		return gateway.Conflictf("service %q has no node %q", job.ServiceID, job.NodeID)
 	}
+	select {
+	case a.importing <- struct{}{}:
+		defer func() { <-a.importing }()
+	default:
+		return gateway.Conflictf("another import is running on this instance; send this one again when it is done")
+	}
 	a.takeTime(c)
+	ctx, cancel := a.untilStopping(c.Request().Context())
+	defer cancel()
 	report := a.reportFor(c, job)
-	record, err := importer.New(a.store, a.hasNode).Run(c.Request().Context(), job, source, report)
+	record, err := importer.New(a.store, a.hasNode).Run(ctx, job, source, report)
 	return report.end(record, stored(err))
+}
+
+// untilStopping returns a context that also ends when the process is to end: what
+// lasts for minutes and can be resumed does not hold it up.
+func (a admin) untilStopping(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() { // ends with ctx
+		select {
+		case <-a.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 func (a admin) hasNode(serviceID, nodeID string) bool {
@@ -146,9 +169,9 @@ func (a admin) reportFor(c echo.Context, job importer.Job) report {
 		format, _, _ := mime.ParseMediaType(accepted)
 		switch format {
 		case "application/x-ndjson":
-			return &lineReport{admin: a, c: c}
+			return &lineReport{stream: stream{admin: a, c: c}}
 		case "text/csv":
-			return &csvReport{admin: a, c: c}
+			return &csvReport{stream: stream{admin: a, c: c}}
 		case "application/json":
 			return &summary{admin: a, c: c, dryRun: job.DryRun}
 		}
@@ -210,37 +233,84 @@ func withImportID(err error, id int64) error {
 	return &more
 }
 
-// begin writes the header of an answer that is sent while the import runs.
-func begin(c echo.Context, contentType string) {
-	header := c.Response().Header()
+// stream is an answer that is sent while the import runs.
+type stream struct {
+	admin admin
+	c     echo.Context
+	until time.Time // the client has to read what is sent by then
+}
+
+// writeLimit is how long a client may leave what is sent to it unread: an import
+// holds a transaction of its source open.
+const writeLimit = 10 * time.Second
+
+func (s *stream) begin(contentType string) {
+	header := s.c.Response().Header()
 	header.Set("Content-Type", contentType)
-	header.Set(headerRequestID, requestID(c))
+	header.Set(headerRequestID, requestID(s.c))
 	header.Set("Cache-Control", "no-store")
 	header.Set("X-Accel-Buffering", "no") // nginx would keep the progress to itself
-	c.Response().WriteHeader(http.StatusOK)
+	s.c.Response().WriteHeader(http.StatusOK)
+}
+
+// extend gives what is written next its time.
+func (s *stream) extend() {
+	if time.Until(s.until) < writeLimit/2 {
+		s.until = time.Now().Add(writeLimit)
+		s.deadline(s.until)
+	}
+}
+
+func (s *stream) deadline(at time.Time) {
+	if err := http.NewResponseController(s.c.Response()).SetWriteDeadline(at); err != nil {
+		s.admin.log.DebugContext(s.c.Request().Context(), "the time to send an answer stays as it is", "error", err)
+	}
+}
+
+func (s *stream) flush() error {
+	s.extend()
+	return http.NewResponseController(s.c.Response()).Flush()
+}
+
+// finish sends the rest; the connection's next answer has no deadline again.
+func (s *stream) finish() error {
+	err := s.flush()
+	s.deadline(time.Time{})
+	return err
+}
+
+func (s *stream) logged(err error) *gateway.Error {
+	refusal := asRefusal(err)
+	s.admin.logRefusal(s.c.Request().Context(), refusal, requestID(s.c), s.c.Path())
+	return refusal
 }
 
 // lineReport sends a JSON object a line, as things happen.
 type lineReport struct {
-	admin   admin
-	c       echo.Context
+	stream
 	encoder *json.Encoder
 }
 
 func (r *lineReport) Begin(id, total int64) error {
-	begin(r.c, "application/x-ndjson; charset=utf-8")
+	r.begin("application/x-ndjson; charset=utf-8")
 	r.encoder = json.NewEncoder(r.c.Response())
-	return r.send(api.ImportEvent{Event: api.Begin, ImportID: &id, Total: &total})
+	if err := r.send(api.ImportEvent{Event: api.Begin, ImportID: &id, Total: &total}); err != nil {
+		return err
+	}
+	return r.flush()
 }
 
 func (r *lineReport) Conflict(conflict gateway.ImportConflict) error {
 	view := viewConflict(conflict)
-	return r.encoder.Encode(api.ImportEvent{Event: api.Conflict, Conflict: &view})
+	return r.send(api.ImportEvent{Event: api.Conflict, Conflict: &view})
 }
 
 func (r *lineReport) Progress(counts gateway.ImportCounts) error {
 	view := viewCounts(counts)
-	return r.send(api.ImportEvent{Event: api.Progress, Counts: &view})
+	if err := r.send(api.ImportEvent{Event: api.Progress, Counts: &view}); err != nil {
+		return err
+	}
+	return r.flush()
 }
 
 func (r *lineReport) end(record gateway.Import, err error) error {
@@ -250,35 +320,37 @@ func (r *lineReport) end(record gateway.Import, err error) error {
 	counts := viewCounts(record.Counts)
 	last := api.ImportEvent{Event: api.Done, ImportID: &record.ID, Counts: &counts}
 	if err != nil {
-		refusal := asRefusal(err)
-		r.admin.logRefusal(r.c.Request().Context(), refusal, requestID(r.c), r.c.Path())
+		refusal := r.logged(err)
 		reason, message := string(refusal.Reason), r.admin.messageOf(r.c, refusal)
 		last.Event, last.Reason, last.Message = api.Failed, &reason, &message
 	}
-	return r.send(last)
+	if err := r.send(last); err != nil {
+		return err
+	}
+	return r.finish()
 }
 
 func (r *lineReport) send(event api.ImportEvent) error {
-	err := r.encoder.Encode(event)
-	r.c.Response().Flush()
-	return err
+	r.extend()
+	return r.encoder.Encode(event)
 }
 
 // csvReport sends the conflicts as CSV. An import that fails ends in the middle of
 // the transfer, so that nobody takes half a report for a whole one.
 type csvReport struct {
-	admin  admin
-	c      echo.Context
+	stream
 	writer *csv.Writer
 }
 
 func (r *csvReport) Begin(int64, int64) error {
-	begin(r.c, "text/csv; charset=utf-8")
+	r.begin("text/csv; charset=utf-8")
 	r.writer = csv.NewWriter(r.c.Response())
+	r.extend()
 	return r.writer.Write([]string{"line", "userId", "username", "nodeId", "reason", "boundNodeId", "otherUserId", "detail"})
 }
 
 func (r *csvReport) Conflict(conflict gateway.ImportConflict) error {
+	r.extend()
 	return r.writer.Write([]string{
 		strconv.FormatInt(conflict.Line, 10), plainCell(conflict.UserID), plainCell(conflict.Username), plainCell(conflict.NodeID), string(conflict.Reason),
 		conflict.BoundNodeID, plainCell(conflict.OtherUserID), plainCell(conflict.Detail),
@@ -295,8 +367,10 @@ func plainCell(text string) string {
 
 func (r *csvReport) Progress(gateway.ImportCounts) error {
 	r.writer.Flush()
-	r.c.Response().Flush()
-	return r.writer.Error()
+	if err := r.writer.Error(); err != nil {
+		return err
+	}
+	return r.flush()
 }
 
 func (r *csvReport) end(_ gateway.Import, err error) error {
@@ -305,11 +379,13 @@ func (r *csvReport) end(_ gateway.Import, err error) error {
 	}
 	r.writer.Flush()
 	if err != nil {
-		refusal := asRefusal(err)
-		r.admin.logRefusal(r.c.Request().Context(), refusal, requestID(r.c), r.c.Path())
+		r.logged(err)
 		panic(http.ErrAbortHandler)
 	}
-	return r.writer.Error()
+	if err := r.writer.Error(); err != nil {
+		return err
+	}
+	return r.finish()
 }
 
 func viewCounts(c gateway.ImportCounts) api.ImportCounts {
@@ -345,7 +421,8 @@ func (a admin) GetImport(c echo.Context, id api.ImportID) error {
 // UndoImport deletes the bindings that an import made.
 func (a admin) UndoImport(c echo.Context, id api.ImportID) error {
 	a.takeTime(c)
-	ctx := c.Request().Context()
+	ctx, cancel := a.untilStopping(c.Request().Context())
+	defer cancel()
 	record, err := importer.New(a.store, a.hasNode).Undo(ctx, id)
 	a.bindings.Changed(ctx, gateway.Change{Kind: gateway.ChangeBindings}) // even after an error: some may be gone
 	if err != nil {

@@ -50,7 +50,9 @@ type Server struct {
 	metrics   *metrics
 
 	attempts   *attempts
+	importing  chan struct{} // holds a place for the import that runs
 	conformant echo.MiddlewareFunc
+	stopping   <-chan struct{}
 
 	registry *registry.Registry
 	decider  *decide.Decider
@@ -70,6 +72,7 @@ type Parts struct {
 	Store    gateway.Store
 	Users    gateway.Users // the nodes' own user table; nil: there is none
 	Log      *slog.Logger
+	Stopping <-chan struct{} // closed when the process is to end: imports then end too, to be resumed; nil: never
 }
 
 // New makes a Server.
@@ -81,7 +84,7 @@ func New(opts Options, parts Parts) (*Server, error) {
 	return &Server{
 		opts: opts, secret: sha256.Sum256([]byte(opts.Secret)), admin: sha256.Sum256([]byte(opts.AdminToken)),
 		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(parts.Registry),
-		attempts: newAttempts(), conformant: conformant,
+		attempts: newAttempts(), importing: make(chan struct{}, 1), conformant: conformant, stopping: parts.Stopping,
 		registry: parts.Registry, decider: parts.Decider, sessions: parts.Sessions, bindings: parts.Bindings,
 		store: parts.Store, users: parts.Users, log: parts.Log,
 	}, nil

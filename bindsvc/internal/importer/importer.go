@@ -6,14 +6,21 @@ package importer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
 // batchSize is how many users the store is given at a time. Larger batches gain nothing.
 const batchSize = 10_000
+
+// maxRecords is how many users an import takes: what it remembers of them (seen) is
+// in memory.
+const maxRecords = 5_000_000
 
 // Source yields users, in an order that does not change from one import to the next.
 type Source interface {
@@ -61,8 +68,7 @@ func New(store gateway.Imports, hasNode func(serviceID, nodeID string) bool) *Im
 	return &Importer{store: store, hasNode: hasNode}
 }
 
-// saveEvery is how often a running import says how far it is, to whoever looks at it
-// and so that it is known to be alive (stillRunning).
+// saveEvery is how often a running import says how far it is.
 const saveEvery = 2 * time.Second
 
 // saveLimit bounds the note on how far an import came, when its caller has gone.
@@ -105,17 +111,16 @@ func (i *Importer) begin(ctx context.Context, job Job, source Source) (gateway.I
 	case job.ImportID == 0:
 		return i.store.BeginImport(ctx, wanted)
 	}
-	record, err := i.store.ImportByID(ctx, job.ImportID)
-	switch {
-	case err != nil:
-		return gateway.Import{}, err
-	case record.ServiceID != wanted.ServiceID || record.NodeID != wanted.NodeID || record.Source != wanted.Source:
-		return gateway.Import{}, gateway.Conflictf("import %d is of other users: service %q, node %q, source %q", record.ID, record.ServiceID, record.NodeID, record.Source)
-	case record.State == gateway.ImportUndoing || record.State == gateway.ImportUndone:
-		return gateway.Import{}, gateway.Conflictf("import %d was undone", record.ID)
-	}
-	record.State, record.Counts = gateway.ImportRunning, gateway.ImportCounts{}
-	return record, i.store.SaveImport(ctx, record)
+	return i.store.ClaimImport(ctx, job.ImportID, func(record *gateway.Import) error {
+		switch {
+		case record.ServiceID != wanted.ServiceID || record.NodeID != wanted.NodeID || record.Source != wanted.Source:
+			return gateway.Conflictf("import %d is of other users: service %q, node %q, source %q", record.ID, record.ServiceID, record.NodeID, record.Source)
+		case record.State == gateway.ImportUndoing || record.State == gateway.ImportUndone:
+			return gateway.Conflictf("import %d was undone", record.ID)
+		}
+		record.State, record.Counts = gateway.ImportRunning, gateway.ImportCounts{}
+		return nil
+	})
 }
 
 // run is one import under way.
@@ -146,6 +151,14 @@ func (r *run) all(ctx context.Context, source Source) error {
 
 func (r *run) one(ctx context.Context, record Record) error {
 	r.record.Counts.Read++
+	if r.record.Counts.Read > maxRecords {
+		return &gateway.Error{Reason: gateway.TooLarge, Detail: fmt.Sprintf("at most %d users at a time", maxRecords)}
+	}
+	if r.record.Counts.Read%batchSize == 0 { // also where nothing is bound
+		if err := r.progress(ctx); err != nil {
+			return err
+		}
+	}
 	if record.Skip {
 		r.record.Counts.Skipped++
 		return nil
@@ -190,6 +203,9 @@ func (r *run) problem(record Record, row gateway.ImportRow) string {
 		if err := gateway.VerifyName("username", row.Username); err != nil {
 			return err.Error()
 		}
+		if strings.ContainsFunc(row.Username, unicode.IsControl) {
+			return "username contains a control character; is a quote open in the line before?"
+		}
 	}
 	return ""
 }
@@ -224,6 +240,10 @@ func (r *run) flush(ctx context.Context) error {
 			}
 		}
 	}
+	return r.progress(ctx)
+}
+
+func (r *run) progress(ctx context.Context) error {
 	if !r.job.DryRun && time.Since(r.saved) > saveEvery {
 		if err := r.importer.store.SaveImport(ctx, r.record); err != nil {
 			return err
@@ -235,25 +255,32 @@ func (r *run) flush(ctx context.Context) error {
 
 const undoBatch = 2_000
 
-// Undo deletes the bindings that an import made and that have not changed since. It
-// may be called again until it succeeds.
+// errUndone ends the claim of an import that is undone already.
+var errUndone = errors.New("undone already")
+
+// Undo deletes the bindings that an import made, save those that have changed since
+// or whose user has logged in. An import that still runs ends. It may be called
+// again until it succeeds.
 func (i *Importer) Undo(ctx context.Context, id int64) (gateway.Import, error) {
-	record, err := i.store.ImportByID(ctx, id)
-	if err != nil || record.State == gateway.ImportUndone {
-		return record, err
+	record, err := i.store.ClaimImport(ctx, id, func(record *gateway.Import) error {
+		switch record.State {
+		case gateway.ImportUndone:
+			return errUndone
+		case gateway.ImportUndoing: // goes on
+		default:
+			record.State, record.Removed = gateway.ImportUndoing, 0
+		}
+		record.Kept = 0 // they are met again
+		return nil
+	})
+	if errors.Is(err, errUndone) {
+		return i.store.ImportByID(ctx, id)
 	}
-	if record.State == gateway.ImportRunning && time.Since(record.UpdatedAt) < stillRunning {
-		return record, gateway.Conflictf("import %d is running; stop it first, or wait a minute if it was cut off", id)
-	}
-	if record.State != gateway.ImportUndoing {
-		record.State, record.Removed = gateway.ImportUndoing, 0
-	}
-	record.Kept = 0 // they are met again
-	if err := i.store.SaveImport(ctx, record); err != nil {
+	if err != nil {
 		return record, err
 	}
 	for after := int64(0); ; {
-		batch, err := i.store.UndoRows(ctx, id, after, undoBatch)
+		batch, err := i.store.UndoRows(ctx, record, after, undoBatch)
 		if err != nil {
 			return record, err
 		}
@@ -266,6 +293,3 @@ func (i *Importer) Undo(ctx context.Context, id int64) (gateway.Import, error) {
 		}
 	}
 }
-
-// stillRunning is how recently a RUNNING import was heard of if nobody has cut it off.
-const stillRunning = time.Minute

@@ -37,6 +37,18 @@ func (s *table) ImportByID(_ context.Context, id int64) (gateway.Import, error) 
 	return s.record, nil
 }
 
+func (s *table) ClaimImport(_ context.Context, id int64, claim func(*gateway.Import) error) (gateway.Import, error) {
+	if id != s.record.ID {
+		return gateway.Import{}, gateway.ErrNotFound
+	}
+	claimed := s.record
+	if err := claim(&claimed); err != nil {
+		return gateway.Import{}, err
+	}
+	s.record = claimed
+	return claimed, nil
+}
+
 func (s *table) SaveImport(_ context.Context, i gateway.Import) error {
 	s.record = i
 	return nil
@@ -153,6 +165,15 @@ func TestAnImportGoesOn(t *testing.T) {
 	store.record.State = gateway.ImportUndone
 	_, _, err = run(t, store, content.String(), importer.Job{NodeID: "n1", ImportID: 1})
 	require.ErrorAs(t, err, &conflict)
+}
+
+// A quote that is never closed makes one user of many lines.
+func TestAStrayQuoteBindsNobody(t *testing.T) {
+	store := newTable()
+	record, listener, err := run(t, store, "userId,username\n1,\"yan\n2,xu\n3,wu\"\n4,ann\n", importer.Job{NodeID: "n1"})
+	require.NoError(t, err)
+	require.Equal(t, gateway.ImportCounts{Read: 2, Bound: 1, Invalid: 1}, record.Counts)
+	require.Contains(t, listener.conflicts[0].Detail, "quote")
 }
 
 func TestADryRunWritesNothing(t *testing.T) {

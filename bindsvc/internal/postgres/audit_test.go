@@ -70,7 +70,7 @@ func TestBindingsChangedByHandAreAudited(t *testing.T) {
 		seen += len(entries)
 		require.Len(t, entries, len(hand.changes), hand.sql)
 		for i, change := range hand.changes {
-			want, got := gateway.AuditBindingChange(change.before, change.after), entries[i]
+			want, got := gateway.AuditBindingChange(change.before, keyOf(change.before), change.after, keyOf(change.after)), entries[i]
 			require.WithinRange(t, got.At, before.Add(-time.Microsecond), time.Now(), hand.sql)
 			require.Equal(t, gateway.Actor{Name: "sql:postgres", Address: "127.0.0.1"}, got.Actor)
 			for _, side := range []struct{ want, got json.RawMessage }{{want.Before, got.Before}, {want.After, got.After}} {
@@ -176,10 +176,17 @@ func TestAnUndoLeavesWhatAHandHasChanged(t *testing.T) {
 	require.EqualValues(t, 2, batch.Bound)
 	require.Empty(t, auditOf(t, store, gateway.AuditFilter{Action: "binding"}), "imported rows bear the import's id instead")
 	prompt(t, url, `UPDATE gateway_user_route SET node_id = 'n2' WHERE user_id = '1'`, `UPDATE gateway_user_route SET node_id = 'n1'  WHERE user_id = '2'`)
-	undone, err := store.UndoRows(t.Context(), i.ID, 0, 10)
+	undone, err := store.UndoRows(t.Context(), i, 0, 10)
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 1}, []int64{undone.Removed, undone.Kept})
 	binding, err := store.BindingByUser(t.Context(), "ai", "1")
 	require.NoError(t, err)
 	require.Equal(t, "n2", binding.NodeID)
+}
+
+func keyOf(b *gateway.Binding) gateway.UsernameKey {
+	if b == nil {
+		return ""
+	}
+	return gateway.KeyOf(b.Username)
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -12,13 +13,13 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
-const importColumns = `id, service_id, coalesce(node_id, ''), source, state, actor,
+const importColumns = `id, service_id, coalesce(node_id, ''), source, state, run, actor,
 	read, bound, unchanged, skipped, conflicts, invalid, removed, kept, create_time, update_time`
 
 func scanImport(row pgx.CollectableRow) (gateway.Import, error) {
 	var i gateway.Import
 	n := &i.Counts
-	err := row.Scan(&i.ID, &i.ServiceID, &i.NodeID, &i.Source, &i.State, &i.Actor,
+	err := row.Scan(&i.ID, &i.ServiceID, &i.NodeID, &i.Source, &i.State, &i.Run, &i.Actor,
 		&n.Read, &n.Bound, &n.Unchanged, &n.Skipped, &n.Conflicts, &n.Invalid, &i.Removed, &i.Kept, &i.CreatedAt, &i.UpdatedAt)
 	return i, err
 }
@@ -59,13 +60,30 @@ func (s *Store) ListImports(ctx context.Context, serviceID string, offset, limit
 	return page, total, err
 }
 
+// ClaimImport implements gateway.Imports.
+func (s *Store) ClaimImport(ctx context.Context, id int64, claim func(*gateway.Import) error) (claimed gateway.Import, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		i, err := one(ctx, tx, scanImport, `SELECT `+importColumns+` FROM gateway_import WHERE id = $1 FOR UPDATE`, id)
+		if err != nil {
+			return err
+		}
+		if err := claim(&i); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE gateway_import SET run = run + 1 WHERE id = $1`, id); err != nil {
+			return err
+		}
+		i.Run++
+		claimed, err = saveImport(ctx, tx, i)
+		return err
+	})
+	return claimed, err
+}
+
 // SaveImport implements gateway.Imports.
 func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 	return s.inTx(ctx, func(tx pgx.Tx) error {
-		n := i.Counts
-		saved, err := one(ctx, tx, scanImport, `UPDATE gateway_import SET state = $2, read = $3, bound = $4, unchanged = $5, skipped = $6,
-				conflicts = $7, invalid = $8, removed = $9, kept = $10, update_time = $11 WHERE id = $1 RETURNING `+importColumns,
-			i.ID, i.State, n.Read, n.Bound, n.Unchanged, n.Skipped, n.Conflicts, n.Invalid, i.Removed, i.Kept, now())
+		saved, err := saveImport(ctx, tx, i)
 		if err != nil {
 			return err
 		}
@@ -78,6 +96,26 @@ func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 			return nil
 		}
 	})
+}
+
+func saveImport(ctx context.Context, tx pgx.Tx, i gateway.Import) (gateway.Import, error) {
+	n := i.Counts
+	saved, err := one(ctx, tx, scanImport, `UPDATE gateway_import SET state = $2, read = $3, bound = $4, unchanged = $5, skipped = $6,
+			conflicts = $7, invalid = $8, removed = $9, kept = $10, update_time = $11 WHERE id = $1 AND run = $12 RETURNING `+importColumns,
+		i.ID, i.State, n.Read, n.Bound, n.Unchanged, n.Skipped, n.Conflicts, n.Invalid, i.Removed, i.Kept, now(), i.Run)
+	if gateway.IsNotFound(err) {
+		err = i.TakenOver()
+	}
+	return saved, err
+}
+
+// holdImport keeps other runs of the import out until the transaction ends.
+func holdImport(ctx context.Context, tx pgx.Tx, i gateway.Import) error {
+	err := tx.QueryRow(ctx, `SELECT FROM gateway_import WHERE id = $1 AND run = $2 FOR NO KEY UPDATE`, i.ID, i.Run).Scan()
+	if errors.Is(err, pgx.ErrNoRows) {
+		return i.TakenOver()
+	}
+	return err
 }
 
 // ImportRows implements gateway.Imports. Most imports meet few rows that exist: the
@@ -117,6 +155,9 @@ func foreseeRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gatewa
 }
 
 func importRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway.ImportRow) (batch gateway.ImportBatch, err error) {
+	if err := holdImport(ctx, tx, i); err != nil {
+		return batch, err
+	}
 	if err := verifyNodes(ctx, tx, i.ServiceID, rows); err != nil {
 		return batch, err
 	}
@@ -197,11 +238,14 @@ func insertRows(ctx context.Context, tx pgx.Tx, i gateway.Import, rows []gateway
 
 // UndoRows implements gateway.Imports. A binding that was changed has another
 // epoch or update_time; also one that was changed by hand (see the triggers).
-func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch gateway.UndoBatch, err error) {
+func (s *Store) UndoRows(ctx context.Context, i gateway.Import, after int64, limit int) (batch gateway.UndoBatch, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := holdImport(ctx, tx, i); err != nil {
+			return err
+		}
 		batch = gateway.UndoBatch{Last: after}
 		rows, err := tx.Query(ctx, `SELECT `+routeColumns+` FROM gateway_user_route r
-			WHERE r.import_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3 FOR UPDATE`, id, after, limit)
+			WHERE r.import_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3 FOR UPDATE`, i.ID, after, limit)
 		if err != nil {
 			return err
 		}
@@ -213,9 +257,9 @@ func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch
 		var entries []gateway.AuditEntry
 		for _, row := range made {
 			batch.Last = row.ID
-			if row.Epoch == 1 && row.UpdatedAt.Equal(row.CreatedAt) {
+			if row.IsAsImported() {
 				removed = append(removed, row.ID)
-				entries = append(entries, gateway.AuditBindingChange(&row.Binding, nil))
+				entries = append(entries, bindrule.Entry(&row, nil))
 			}
 		}
 		batch.Removed, batch.Kept = int64(len(removed)), int64(len(made)-len(removed))
@@ -228,7 +272,7 @@ func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch
 			}
 		}
 		// Not by the number of rows: one that was unbound meanwhile was counted by LIMIT.
-		return tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM gateway_user_route WHERE import_id = $1 AND id > $2)`, id, batch.Last).Scan(&batch.Done)
+		return tx.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM gateway_user_route WHERE import_id = $1 AND id > $2)`, i.ID, batch.Last).Scan(&batch.Done)
 	})
 	if err != nil {
 		return gateway.UndoBatch{}, err

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -117,12 +118,22 @@ func (u *Users) CountUsers(ctx context.Context) (count int64, err error) {
 
 // EachUser implements gateway.Users, in one read-only transaction that sees the
 // table as it was at the start. A cursor keeps memory small however slow fn is,
-// and ends at once when fn has had enough.
+// and ends at once when fn has had enough. The connection is none of the pool's:
+// fn writes through that, and must find a place in it.
 func (u *Users) EachUser(ctx context.Context, fn func(gateway.User) error) error {
 	if _, err := u.inspect(ctx); err != nil {
 		return err
 	}
-	return u.store.inSnapshot(ctx, func(tx pgx.Tx) error {
+	conn, err := pgx.ConnectConfig(ctx, u.store.pool.Config().ConnConfig)
+	if err != nil {
+		return u.failed(err)
+	}
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(ending) // nothing was written
+	}()
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `DECLARE users NO SCROLL CURSOR FOR SELECT `+u.user+` FROM `+u.table+` ORDER BY `+u.id); err != nil {
 			return u.failed(err)
 		}

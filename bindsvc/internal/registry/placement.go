@@ -64,20 +64,25 @@ func (p *placer) next(serviceID string, candidates []gateway.Node) choice {
 // weighted is nginx's smooth weighted round robin: every node earns its weight,
 // the richest is chosen and pays for all. Shares are exact, bursts are short.
 func (p *placer) weighted(candidates []gateway.Node) choice {
-	best, total := 0, 0
-	for i, node := range candidates {
+	total := 0
+	for _, node := range candidates {
 		total += node.Share()
-		if p.credit[node.ID]+node.Share() > p.credit[candidates[best].ID]+candidates[best].Share() {
-			best = i
+	}
+	// While weights stay as they are no credit leaves these bounds; what is left of
+	// larger weights must not starve a node now.
+	credit := func(node gateway.Node) int { return min(max(p.credit[node.ID], -total), total) + node.Share() }
+	chosen := candidates[0]
+	for _, node := range candidates[1:] {
+		if credit(node) > credit(chosen) {
+			chosen = node
 		}
 	}
-	chosen := candidates[best]
 	return choice{
 		node: chosen,
 		why:  fmt.Sprintf("next of %d in turn, weight %d of %d", len(candidates), chosen.Share(), total),
 		take: func() {
 			for _, node := range candidates {
-				p.credit[node.ID] += node.Share()
+				p.credit[node.ID] = credit(node)
 			}
 			p.credit[chosen.ID] -= total
 		},
@@ -108,31 +113,39 @@ func (p *placer) fewest(serviceID string, candidates []gateway.Node) choice {
 // the nodes that are enabled, UP, known to Traefik and take new users.
 func (r *Registry) PlaceUser(ctx context.Context, serviceID string) (string, error) {
 	service, _ := r.Snapshot().Service(serviceID)
-	return r.place(ctx, serviceID, service.Placement)
+	return r.place(ctx, r.users, service, service.Placement, takingNew(r.serving(serviceID)))
 }
 
-// PlaceAnonymous chooses a node for a request without a user, which binds nobody:
-// among the same nodes, in turn, by weight where the service is weighted.
+// PlaceAnonymous chooses a node for a request without a user, which binds nobody: in
+// turn, by weight where the service is weighted, over the same nodes; over all that
+// serve if none takes new users, so that those who have a node can log in.
 func (r *Registry) PlaceAnonymous(ctx context.Context, serviceID string) (string, error) {
 	service, _ := r.Snapshot().Service(serviceID)
 	placement := service.Placement
 	if placement == gateway.FewestBindings {
 		placement = gateway.RoundRobin
 	}
-	return r.place(ctx, serviceID, placement)
+	serving := r.serving(serviceID)
+	if open := takingNew(slices.Clone(serving)); len(open) > 0 {
+		serving = open
+	}
+	return r.place(ctx, r.anonymous, service, placement, serving)
 }
 
-func (r *Registry) place(ctx context.Context, serviceID string, placement gateway.Placement) (string, error) {
+func takingNew(nodes []gateway.Node) []gateway.Node {
+	return slices.DeleteFunc(nodes, func(n gateway.Node) bool { return n.Draining })
+}
+
+func (r *Registry) place(ctx context.Context, p *placer, service gateway.Service, placement gateway.Placement, candidates []gateway.Node) (string, error) {
 	trace := gateway.TraceOf(ctx)
 	step := trace.Begin("placement", "registry")
-	candidates := r.candidates(serviceID)
 	if len(candidates) == 0 {
 		step.End(gateway.Refused, "no node is enabled, UP, known to Traefik and taking new users")
 		return "", &gateway.Error{Reason: gateway.NoHealthyNode, RetryAfter: r.opts.Health.Interval}
 	}
-	r.placer.mu.Lock()
-	defer r.placer.mu.Unlock()
-	chosen := r.placer.choose(serviceID, placement, candidates)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	chosen := p.choose(service.ID, placement, candidates)
 	if trace == nil {
 		chosen.take()
 	}
@@ -140,17 +153,18 @@ func (r *Registry) place(ctx context.Context, serviceID string, placement gatewa
 	return chosen.node.ID, nil
 }
 
-func (r *Registry) candidates(serviceID string) []gateway.Node {
+// serving returns the nodes that are enabled, UP and known to Traefik.
+func (r *Registry) serving(serviceID string) []gateway.Node {
 	nodes := r.Snapshot().NodesOf(serviceID)
 	now := r.now()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	candidates := make([]gateway.Node, 0, len(nodes))
+	serving := make([]gateway.Node, 0, len(nodes))
 	for _, node := range nodes {
 		p := r.probers[node.ID]
-		if node.Enabled && !node.Draining && p != nil && p.health.Load().State == Up && !now.Before(r.published[node.ID]) {
-			candidates = append(candidates, node)
+		if node.Enabled && p != nil && p.health.Load().State == Up && !now.Before(r.published[node.ID]) {
+			serving = append(serving, node)
 		}
 	}
-	return candidates
+	return serving
 }

@@ -51,10 +51,11 @@ type Registry struct {
 	now    func() time.Time
 	client *http.Client
 
-	snapshot atomic.Pointer[Snapshot]
-	ready    chan struct{} // closed when loaded and every node has been probed once
-	kick     chan struct{} // asks Run to refresh
-	placer   *placer
+	snapshot  atomic.Pointer[Snapshot]
+	ready     chan struct{} // closed when loaded and every node has been probed once
+	kick      chan struct{} // asks Run to refresh
+	users     *placer
+	anonymous *placer // apart: a login page before every login must not take every other turn
 
 	refreshing sync.Mutex // one Refresh at a time, so that an older read never replaces a newer one
 
@@ -75,7 +76,7 @@ func New(store Store, opts Options, log *slog.Logger, now func() time.Time) *Reg
 		},
 		ready: make(chan struct{}), kick: make(chan struct{}, 1),
 		probers: map[string]*prober{}, published: map[string]time.Time{},
-		placer: newPlacer(),
+		users: newPlacer(), anonymous: newPlacer(),
 	}
 }
 
@@ -198,7 +199,10 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	first := r.snapshot.Load() == nil
 	r.follow(snapshot, first)
 	r.snapshot.Store(snapshot)
-	return r.count(ctx, snapshot)
+	if err := r.count(ctx, snapshot); err != nil {
+		r.log.WarnContext(ctx, "bindings not counted, the last counts hold", "error", err)
+	}
+	return nil
 }
 
 // count counts the bindings of every node where a placement goes by them.
@@ -210,7 +214,7 @@ func (r *Registry) count(ctx context.Context, snapshot *Snapshot) error {
 	if err != nil {
 		return err
 	}
-	r.placer.counted(bound)
+	r.users.counted(bound)
 	return nil
 }
 

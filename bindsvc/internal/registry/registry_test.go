@@ -254,6 +254,64 @@ func TestAnonymousRequestsAreNoBindings(t *testing.T) {
 	require.Equal(t, "n2", id)
 }
 
+// A browser asks for the login page before each login.
+func TestAnonymousRequestsTakeNoUsersTurn(t *testing.T) {
+	b := newBackend(t)
+	for _, placement := range []gateway.Placement{gateway.RoundRobin, gateway.Weighted} {
+		ai := service("ai", "/js/a")
+		ai.Placement = placement
+		r := run(t, &table{services: []gateway.Service{ai}, nodes: []gateway.Node{node("n1", "ai", b.URL), node("n2", "ai", b.URL)}}, nil)
+		ready(t, r)
+		placed := map[string]int{}
+		for range 10 {
+			_, err := r.PlaceAnonymous(t.Context(), "ai")
+			require.NoError(t, err)
+			id, err := r.PlaceUser(t.Context(), "ai")
+			require.NoError(t, err)
+			placed[id]++
+		}
+		require.Equal(t, map[string]int{"n1": 5, "n2": 5}, placed, placement)
+	}
+}
+
+func TestWeightsThatBecomeSmallStarveNobody(t *testing.T) {
+	b := newBackend(t)
+	ai := service("ai", "/js/a")
+	ai.Placement = gateway.Weighted
+	n1, n2 := node("n1", "ai", b.URL), node("n2", "ai", b.URL)
+	n1.Weight, n2.Weight = 1000, 999
+	store := &table{services: []gateway.Service{ai}, nodes: []gateway.Node{n1, n2}}
+	r := run(t, store, nil)
+	ready(t, r)
+	place := func(times int) map[string]int {
+		placed := map[string]int{}
+		for range times {
+			id, err := r.PlaceUser(t.Context(), "ai")
+			require.NoError(t, err)
+			placed[id]++
+		}
+		return placed
+	}
+	place(999)
+	store.change(func(s *table) { s.nodes[0].Weight, s.nodes[1].Weight = 1, 1 })
+	require.NoError(t, r.Refresh(t.Context()))
+	placed := place(20)
+	require.InDelta(t, 10, placed["n1"], 2)
+}
+
+func TestWhereNoNodeTakesNewUsersAnonymousRequestsGoOn(t *testing.T) {
+	b := newBackend(t)
+	n1 := node("n1", "ai", b.URL)
+	n1.Draining = true
+	r := run(t, &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{n1}}, nil)
+	ready(t, r)
+	id, err := r.PlaceAnonymous(t.Context(), "ai")
+	require.NoError(t, err)
+	require.Equal(t, "n1", id)
+	_, err = r.PlaceUser(t.Context(), "ai")
+	requireReason(t, gateway.NoHealthyNode, err)
+}
+
 func TestAChangedHealthPathTakesNobodysNodeAway(t *testing.T) {
 	b := newBackend(t)
 	store := &table{services: []gateway.Service{service("ai", "/js/a")}, nodes: []gateway.Node{node("n1", "ai", b.URL)}}

@@ -148,7 +148,9 @@ func (r *Resolver) ask(ctx context.Context, serviceID, token string) (userID str
 	switch {
 	case err == nil:
 	case !errors.Is(err, gateway.ErrNotFound):
-		r.failedAt.Store(r.now().UnixNano())
+		if trace == nil && ctx.Err() == nil { // a caller that went away says nothing about the cache
+			r.failedAt.Store(r.now().UnixNano())
+		}
 	case r.authority == nil && r.now().UnixNano()-r.failedAt.Load() < int64(doubtful):
 		// Another instance may have learned the token while the cache was away, and
 		// there is nobody else to ask: not known yet is not unknown.

@@ -154,6 +154,13 @@ func TestAfterAnOutageAnUnknownTokenIsDoubtedForAWhile(t *testing.T) {
 			return err
 		}
 		require.ErrorIs(t, ask(), gateway.ErrNotFound)
+		cache.set(context.Canceled)
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		_, err := resolver.UserByToken(gone, "ai", "t")
+		require.ErrorIs(t, err, context.Canceled)
+		cache.set(nil)
+		require.ErrorIs(t, ask(), gateway.ErrNotFound, "a caller that went away says nothing about the cache")
 		cache.set(errDown)
 		require.ErrorIs(t, ask(), errDown)
 		cache.set(nil)

@@ -12,14 +12,14 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
-const importColumns = `id, service_id, coalesce(node_id, ''), source, state, actor,
+const importColumns = `id, service_id, coalesce(node_id, ''), source, state, run, actor,
 	read, bound, unchanged, skipped, conflicts, invalid, removed, kept, create_time, update_time`
 
 func scanImport(row scanner) (gateway.Import, error) {
 	var i gateway.Import
 	var created, updated int64
 	n := &i.Counts
-	err := row.Scan(&i.ID, &i.ServiceID, &i.NodeID, &i.Source, &i.State, &i.Actor,
+	err := row.Scan(&i.ID, &i.ServiceID, &i.NodeID, &i.Source, &i.State, &i.Run, &i.Actor,
 		&n.Read, &n.Bound, &n.Unchanged, &n.Skipped, &n.Conflicts, &n.Invalid, &i.Removed, &i.Kept, &created, &updated)
 	i.CreatedAt, i.UpdatedAt = time.UnixMicro(created).UTC(), time.UnixMicro(updated).UTC()
 	return i, notFound(err)
@@ -57,13 +57,31 @@ func (s *Store) ListImports(ctx context.Context, serviceID string, offset, limit
 	return page, total, err
 }
 
+// ClaimImport implements gateway.Imports.
+func (s *Store) ClaimImport(ctx context.Context, id int64, claim func(*gateway.Import) error) (claimed gateway.Import, err error) {
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		i, err := scanImport(tx.QueryRowContext(ctx, `SELECT `+importColumns+` FROM gateway_import WHERE id = $1`, id))
+		if err != nil {
+			return err
+		}
+		if err := claim(&i); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `UPDATE gateway_import SET run = run + 1 WHERE id = $1`, id); err != nil {
+			return err
+		}
+		i.Run++
+		claimed, err = saveImport(ctx, tx, i, s.now())
+		return err
+	})
+	return claimed, err
+}
+
 // SaveImport implements gateway.Imports.
 func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
-		n, now := i.Counts, s.now()
-		saved, err := scanImport(tx.QueryRowContext(ctx, `UPDATE gateway_import SET state = $2, read = $3, bound = $4, unchanged = $5, skipped = $6,
-				conflicts = $7, invalid = $8, removed = $9, kept = $10, update_time = $11 WHERE id = $1 RETURNING `+importColumns,
-			i.ID, i.State, n.Read, n.Bound, n.Unchanged, n.Skipped, n.Conflicts, n.Invalid, i.Removed, i.Kept, now.UnixMicro()))
+		now := s.now()
+		saved, err := saveImport(ctx, tx, i, now)
 		if err != nil {
 			return err
 		}
@@ -76,6 +94,28 @@ func (s *Store) SaveImport(ctx context.Context, i gateway.Import) error {
 			return nil
 		}
 	})
+}
+
+func saveImport(ctx context.Context, tx *sql.Tx, i gateway.Import, now time.Time) (gateway.Import, error) {
+	n := i.Counts
+	saved, err := scanImport(tx.QueryRowContext(ctx, `UPDATE gateway_import SET state = $2, read = $3, bound = $4, unchanged = $5, skipped = $6,
+			conflicts = $7, invalid = $8, removed = $9, kept = $10, update_time = $11 WHERE id = $1 AND run = $12 RETURNING `+importColumns,
+		i.ID, i.State, n.Read, n.Bound, n.Unchanged, n.Skipped, n.Conflicts, n.Invalid, i.Removed, i.Kept, now.UnixMicro(), i.Run))
+	if gateway.IsNotFound(err) {
+		err = i.TakenOver()
+	}
+	return saved, err
+}
+
+// holdImport refuses a run that another one has taken over from. The write
+// transaction keeps others out until it ends.
+func holdImport(ctx context.Context, tx *sql.Tx, i gateway.Import) error {
+	var isNewest bool
+	err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM gateway_import WHERE id = $1 AND run = $2)`, i.ID, i.Run).Scan(&isNewest)
+	if err == nil && !isNewest {
+		return i.TakenOver()
+	}
+	return err
 }
 
 // writeBatch is how many rows one transaction makes: a login waits for it, since
@@ -105,6 +145,11 @@ func (s *Store) importSome(ctx context.Context, i gateway.Import, rows []gateway
 	var absent []gateway.ImportRow
 	err = run(ctx, func(tx *sql.Tx) error {
 		batch = gateway.ImportBatch{}
+		if !isDryRun {
+			if err := holdImport(ctx, tx, i); err != nil {
+				return err
+			}
+		}
 		if err := verifyNodes(ctx, tx, i.ServiceID, rows); err != nil {
 			return err
 		}
@@ -199,11 +244,14 @@ func insertRows(ctx context.Context, tx *sql.Tx, i gateway.Import, rows []gatewa
 
 // UndoRows implements gateway.Imports. A binding that was changed has another
 // epoch or update_time.
-func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch gateway.UndoBatch, err error) {
+func (s *Store) UndoRows(ctx context.Context, i gateway.Import, after int64, limit int) (batch gateway.UndoBatch, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		if err := holdImport(ctx, tx, i); err != nil {
+			return err
+		}
 		batch = gateway.UndoBatch{Last: after}
 		made, err := collect(ctx, tx, func(row scanner) (bindrule.Row, error) { return scanRoute(row) }, `SELECT `+routeColumns+` FROM gateway_user_route r
-			WHERE r.import_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`, id, after, limit)
+			WHERE r.import_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`, i.ID, after, limit)
 		if err != nil {
 			return err
 		}
@@ -215,7 +263,7 @@ func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch
 		var entries []gateway.AuditEntry
 		for _, row := range made {
 			batch.Last = row.ID
-			if row.Epoch != 1 || !row.UpdatedAt.Equal(row.CreatedAt) {
+			if !row.IsAsImported() {
 				batch.Kept++
 				continue
 			}
@@ -223,7 +271,7 @@ func (s *Store) UndoRows(ctx context.Context, id, after int64, limit int) (batch
 				return err
 			}
 			batch.Removed++
-			entries = append(entries, gateway.AuditBindingChange(&row.Binding, nil))
+			entries = append(entries, bindrule.Entry(&row, nil))
 		}
 		batch.Done = len(made) < limit
 		return record(ctx, tx, s.now(), entries...)

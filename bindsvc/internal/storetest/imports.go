@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -95,7 +96,7 @@ func testImports(t *testing.T, b Backend) {
 
 	for _, nodeID := range []string{"m1", "none", ""} {
 		for _, id := range []int64{0, i.ID} {
-			_, err := store.ImportRows(t.Context(), gateway.Import{ID: id, ServiceID: ai}, []gateway.ImportRow{row("8", "", "n1"), row("9", "", nodeID)})
+			_, err := store.ImportRows(t.Context(), gateway.Import{ID: id, ServiceID: ai, Run: i.Run}, []gateway.ImportRow{row("8", "", "n1"), row("9", "", nodeID)})
 			requireConflict(t, err, fmt.Sprintf("%q", nodeID))
 		}
 	}
@@ -125,6 +126,7 @@ func testImportRecords(t *testing.T, b Backend) {
 		if i.Actor == "" {
 			i.Actor = actor.Name
 		}
+		i.Run = 1
 		i.ID, i.State, i.CreatedAt, i.UpdatedAt = stored.ID, gateway.ImportRunning, stored.CreatedAt, stored.CreatedAt
 		require.Equal(t, i, stored)
 		begun = append(begun, stored)
@@ -181,7 +183,8 @@ func testImportRecords(t *testing.T, b Backend) {
 	}
 	_, err := store.ImportByID(ctx, 1<<40)
 	require.ErrorIs(t, err, gateway.ErrNotFound)
-	require.ErrorIs(t, store.SaveImport(ctx, gateway.Import{ID: 1 << 40, State: gateway.ImportDone}), gateway.ErrNotFound)
+	var conflict *gateway.ConflictError
+	require.ErrorAs(t, store.SaveImport(ctx, gateway.Import{ID: 1 << 40, State: gateway.ImportDone}), &conflict)
 	require.Len(t, audited(), 2)
 }
 
@@ -208,12 +211,12 @@ func testUndo(t *testing.T, b Backend) {
 	p.login(login("104", "user 4", "n1"))
 	p.login(login("named id", "named", "n1"))
 	p.login(login("2", "User 3", "n1"))
-	// These logins leave the binding as it is; what they typed goes with it.
+	// These logins leave the binding as it is, but their users have met it.
 	p.login(typed(login("105", "User 5", "n1"), "138"))
 	p.login(login("106", "User 6", "n1"))
 	require.Equal(t, "n3", p.nodeNamed("138"))
 	changed := map[string]gateway.Binding{}
-	for _, userID := range []string{"100", "101", "103", "104", "named id", "other"} {
+	for _, userID := range []string{"100", "101", "103", "104", "105", "106", "named id", "other"} {
 		changed[userID] = p.binding(userID)
 	}
 	made := p.all()
@@ -221,7 +224,7 @@ func testUndo(t *testing.T, b Backend) {
 	here, there := follow(t, store), follow(t, open(t, b, database))
 	var batches, removed, kept int64
 	for after, done := int64(0), false; !done; {
-		batch, err := store.UndoRows(ctx, i.ID, after, 5)
+		batch, err := store.UndoRows(ctx, i, after, 5)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, batch.Last, after)
 		require.LessOrEqual(t, batch.Removed+batch.Kept, int64(5))
@@ -229,14 +232,14 @@ func testUndo(t *testing.T, b Backend) {
 		batches, removed, kept = batches+1, removed+batch.Removed, kept+batch.Kept
 	}
 	require.GreaterOrEqual(t, batches, int64(5))
-	require.Equal(t, []int64{16, 5}, []int64{removed, kept})
-	here.requireTold(t, byUser("105"), byName("138"), byUser("119"))
-	there.requireTold(t, byUser("105"), byName("138"), byUser("119"))
+	require.Equal(t, []int64{14, 7}, []int64{removed, kept})
+	here.requireTold(t, byUser("102"), byUser("119"))
+	there.requireTold(t, byUser("102"), byUser("119"))
 
-	for _, userID := range []string{"102", "105", "106", "119"} {
+	for _, userID := range []string{"102", "107", "119"} {
 		require.Empty(t, p.nodeOf(userID))
 	}
-	require.Empty(t, p.nodeNamed("138"), "the alias went with the binding")
+	require.Equal(t, "n3", p.nodeNamed("138"))
 	for userID, binding := range changed {
 		require.Equal(t, binding, p.binding(userID), "changed since, or another import's")
 	}
@@ -248,22 +251,57 @@ func testUndo(t *testing.T, b Backend) {
 	require.Equal(t, removed, total)
 	binding, err := gateway.AuditedBinding(entries[0].Before)
 	require.NoError(t, err)
-	want := gateway.AuditBindingChange(&binding, nil)
+	want := gateway.AuditBindingChange(&binding, gateway.KeyOf(binding.Username), nil, "")
 	want.ID, want.At, want.Actor = entries[0].ID, entries[0].At, actor
 	require.Equal(t, []string{"119", "User 19", "n2"}, []string{want.UserID, want.Username, want.NodeID})
 	require.JSONEq(t, string(want.Before), string(entries[0].Before))
 	entries[0].Before = want.Before
 	require.Equal(t, want, entries[0])
 
-	again, err := store.UndoRows(ctx, i.ID, 0, 100)
+	again, err := store.UndoRows(ctx, i, 0, 100)
 	require.NoError(t, err)
-	require.Equal(t, gateway.UndoBatch{Kept: 5, Last: again.Last, Done: true}, again)
-	none, err := store.UndoRows(ctx, 1<<40, 3, 100)
+	require.Equal(t, gateway.UndoBatch{Kept: 7, Last: again.Last, Done: true}, again)
+	none, err := store.UndoRows(ctx, p.begin(), 3, 100)
 	require.NoError(t, err)
 	require.Equal(t, gateway.UndoBatch{Last: 3, Done: true}, none)
 
 	// Undone, the users can be imported again.
-	require.EqualValues(t, 16, p.importRows(p.begin(), rows...).Bound)
+	require.EqualValues(t, 14, p.importRows(p.begin(), rows...).Bound)
+}
+
+// testImportRuns: who has begun last is the only one who can write.
+func testImportRuns(t *testing.T, b Backend) {
+	store, database := setup(t, b)
+	other := open(t, b, database)
+	p := probe{t, store}
+	ctx := t.Context()
+	first := p.begin()
+	second, err := other.ClaimImport(ctx, first.ID, func(i *gateway.Import) error {
+		i.State = gateway.ImportUndoing
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, gateway.ImportUndoing, second.State)
+	require.Greater(t, second.Run, first.Run)
+
+	var takenOver *gateway.ConflictError
+	_, err = store.ImportRows(ctx, first, []gateway.ImportRow{row("1", "ann", "n1")})
+	require.ErrorAs(t, err, &takenOver)
+	_, err = store.UndoRows(ctx, first, 0, 10)
+	require.ErrorAs(t, err, &takenOver)
+	first.State = gateway.ImportDone
+	require.ErrorAs(t, store.SaveImport(ctx, first), &takenOver)
+	require.Empty(t, p.nodeOf("1"))
+	there, err := store.ImportByID(ctx, first.ID)
+	require.NoError(t, err)
+	require.Equal(t, second, there)
+
+	refused := errors.New("refused")
+	_, err = store.ClaimImport(ctx, first.ID, func(*gateway.Import) error { return refused })
+	require.ErrorIs(t, err, refused)
+	require.NoError(t, other.SaveImport(ctx, second), "a claim that was refused takes nothing over")
+	_, err = store.ClaimImport(ctx, 1<<40, func(*gateway.Import) error { return nil })
+	require.ErrorIs(t, err, gateway.ErrNotFound)
 }
 
 // testRaceOfImports imports users while they log in elsewhere, twice at once: each

@@ -84,6 +84,7 @@ func (m *model) login(user, name, typed, node string) {
 	if name != "" {
 		row.name = name
 	}
+	row.imported = false
 	if typed != "" && typed != row.name {
 		m.aliases[typed] = row
 	}
@@ -285,7 +286,7 @@ func testModel(t *testing.T, b Backend) {
 				check()
 			},
 			"undo": func(t *rapid.T) {
-				batch, err := store.UndoRows(ctx, imports.ID, 0, 100)
+				batch, err := store.UndoRows(ctx, imports, 0, 100)
 				require.NoError(t, err)
 				require.True(t, batch.Done)
 				require.Equal(t, m.undo(), batch.Removed)

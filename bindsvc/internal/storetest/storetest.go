@@ -37,6 +37,7 @@ func Run(t *testing.T, b Backend) {
 	t.Run("imports", func(t *testing.T) { testImports(t, b) })
 	t.Run("import records", func(t *testing.T) { testImportRecords(t, b) })
 	t.Run("undo", func(t *testing.T) { testUndo(t, b) })
+	t.Run("runs of an import", func(t *testing.T) { testImportRuns(t, b) })
 	t.Run("feed", func(t *testing.T) { testFeed(t, b) })
 	t.Run("race of stores", func(t *testing.T) { testRaceOfStores(t, b) })
 	t.Run("race of names", func(t *testing.T) { testRaceOfNames(t, b) })
