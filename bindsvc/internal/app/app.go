@@ -164,7 +164,7 @@ func healthCommand(getenv config.Getenv) *cobra.Command {
 	return &cobra.Command{
 		Use:     "health",
 		Short:   "Ask the running service on this machine whether it is ready",
-		Long:    "Ask /readyz of the service that runs with the same settings on this machine; for a\ncontainer's health check. Ends with 0 if it is ready.",
+		Long:    "Ask /readyz of the service that runs with the same settings on this machine; for a\ncontainer's health check. Ends with 0 if it is ready, with 1 if it is not or cannot be reached.",
 		Example: "  homenode health",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
