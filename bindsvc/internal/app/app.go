@@ -53,6 +53,7 @@ func command(getenv config.Getenv) *cobra.Command {
 		Use:   "homenode",
 		Short: "Keeps every user on the one machine that holds their data",
 		Long: "Homenode is the binding service behind the Traefik plugin of the same name:\nit knows which node holds a user's data and never sends the user to another one.\n\n" +
+			"Commands that administer a running service find an embedded one by themselves in the\nfolder where it runs. Elsewhere HOMENODE_ADMIN_URL says where the service is, and\nHOMENODE_ADMIN_TOKEN, or a file that HOMENODE_ADMIN_TOKEN_FILE names, who you are.\n\n" +
 			cli.ExitCodes,
 		Example:       "  homenode demo                 a whole gateway on this machine, to look at\n  homenode serve                run, everything in one file below ./data\n  homenode config check         report every problem of the settings\n  homenode status               ask the running service what it serves",
 		SilenceUsage:  true,
@@ -164,7 +165,7 @@ func healthCommand(getenv config.Getenv) *cobra.Command {
 	return &cobra.Command{
 		Use:     "health",
 		Short:   "Ask the running service on this machine whether it is ready",
-		Long:    "Ask /readyz of the service that runs with the same settings on this machine; for a\ncontainer's health check. Ends with 0 if it is ready.",
+		Long:    "Ask /readyz of the service that runs with the same settings on this machine; for a\ncontainer's health check. Ends with 0 if it is ready, with 1 if it is not or cannot be reached.",
 		Example: "  homenode health",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -180,7 +181,7 @@ func healthCommand(getenv config.Getenv) *cobra.Command {
 			}
 			response, err := http.DefaultClient.Do(request)
 			if err != nil {
-				return err
+				return fmt.Errorf("is `homenode serve` running? %w", err)
 			}
 			_ = response.Body.Close()
 			if response.StatusCode != http.StatusOK {

@@ -241,6 +241,8 @@ func (c *connection) hint(r *refusal, err error) error {
 		hint = "The token must be an administrator's, and this machine's address in admin.ipWhitelist if that is set"
 	case r.status == http.StatusPreconditionFailed:
 		hint = "Somebody else has changed it meanwhile: look at it again, then repeat the change if it is still wanted"
+	case r.status >= http.StatusInternalServerError:
+		hint = "The log of the service says why: look for the request's id"
 	default:
 		return err
 	}

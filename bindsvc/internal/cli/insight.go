@@ -204,7 +204,7 @@ func (c *console) auditCommand() *cobra.Command {
 	optionalText(flags, &query.Actor, "actor", "actor", "only changes by this actor: admin-token, user:ID, login, sql:ROLE, configuration")
 	optionalText(flags, &query.Action, "action", "action", "only this action, like binding.rebind, or all of one kind, like binding")
 	optionalText(flags, &query.RequestID, "request", "id", "only changes by the request with this id")
-	optionalTime(flags, &query.Since, "since", "time", "only changes from this time on, or from so long ago: 24h, 7d")
+	optionalTime(flags, &query.Since, "since", "time", "only changes from this time on (2026-01-31T08:00:00Z), or from so long ago: 24h, 7d")
 	optionalTime(flags, &query.Until, "until", "time", "only changes before this time, or before so long ago")
 	page.register(cmd)
 	must(cmd.RegisterFlagCompletionFunc("node", c.completeNodes))
@@ -238,7 +238,7 @@ func (c *console) whereCommand() *cobra.Command {
 	}
 	c.serviceFlag(cmd, &service, "the service")
 	user.register(cmd)
-	optionalTime(cmd.Flags(), &at, "at", "time", "the time, or how long ago: 24h, 7d")
+	optionalTime(cmd.Flags(), &at, "at", "time", "the time (2026-01-31T08:00:00Z), or how long ago: 24h, 7d")
 	must(cmd.MarkFlagRequired("service"))
 	must(cmd.MarkFlagRequired("at"))
 	cmd.MarkFlagsOneRequired("user", "username")

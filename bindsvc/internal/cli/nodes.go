@@ -45,7 +45,7 @@ func nodeFlags(cmd *cobra.Command, change *api.NodeChange) {
 	flags := cmd.Flags()
 	optionalText(flags, &change.BaseURL, "base-url", "URL", "URL of the node: scheme://host:port, no path")
 	optionalText(flags, &change.Name, "name", "name", "name for people")
-	value(flags, "weight", "share", "share of new users, 1 to 1000, where the service's placement is weighted", func(text string) error {
+	value(flags, "weight", "share", "share of new users, 1 to 1000 (a new node: 1), where the service's placement is weighted", func(text string) error {
 		weight, err := strconv.Atoi(text)
 		if err != nil || weight < 1 || weight > 1000 {
 			return fmt.Errorf("want a number from 1 to 1000")
@@ -53,10 +53,10 @@ func nodeFlags(cmd *cobra.Command, change *api.NodeChange) {
 		change.Weight = &weight
 		return nil
 	})
-	optionalFlag(flags, &change.AcceptNew, "accept-new", "give the node new users (default); =false: it keeps those it has and gets no more")
+	optionalFlag(flags, &change.AcceptNew, "accept-new", "give the node new users, as a new node does; =false: it keeps those it has and gets no more")
 	optionalText(flags, &change.TraefikService, "traefik-service", "service", "service of another Traefik provider that reaches the node, like node-1@docker")
 	optionalText(flags, &change.Remark, "remark", "text", "text for the next administrator")
-	optionalFlag(flags, &change.Enabled, "enabled", "let the node serve (default); =false: its users get 503, and no other node")
+	optionalFlag(flags, &change.Enabled, "enabled", "let the node serve, as a new node does; =false: its users get 503, and no other node")
 	optionalNoFlag(flags, &change.Enabled, "disabled", "the same as --enabled=false")
 	cmd.MarkFlagsMutuallyExclusive("enabled", "disabled")
 }

@@ -39,16 +39,16 @@ func (c *console) serviceFlags(cmd *cobra.Command, change *api.ServiceChange) {
 	optionalText(flags, &change.Name, "name", "name", "name for people")
 	optionalText(flags, &change.LoginPath, "login-path", "path", "path of the login, below the prefix")
 	optionalText(flags, &change.LogoutPath, "logout-path", "path", "path of the logout, below the prefix")
-	optionalText(flags, &change.HealthPath, "health-path", "path", "path at a node that is probed (default /actuator/health)")
+	optionalText(flags, &change.HealthPath, "health-path", "path", "path at a node that is probed (a new service: /actuator/health)")
 	value(flags, "default-node", "node", "node that users without a binding are bound to; \"\" for none", func(id string) error {
 		change.DefaultNodeID = api.NullableText{Given: true, Value: id}
 		return nil
 	})
 	placements := []string{string(api.RoundRobin), string(api.Weighted), string(api.FewestBindings)}
-	value(flags, "placement", "how", "how a user without a node gets one: "+strings.Join(placements, ", "), oneOf(placements, func(word string) {
+	value(flags, "placement", "how", "how a user without a node gets one: "+strings.Join(placements, ", ")+" (a new service: the first)", oneOf(placements, func(word string) {
 		change.Placement = (*api.Placement)(&word)
 	}))
-	optionalFlag(flags, &change.Enabled, "enabled", "give the service its route (default); =false takes it away")
+	optionalFlag(flags, &change.Enabled, "enabled", "give the service its route, as a new service has it; =false takes it away")
 	optionalNoFlag(flags, &change.Enabled, "disabled", "the same as --enabled=false")
 	cmd.MarkFlagsMutuallyExclusive("enabled", "disabled")
 	must(cmd.RegisterFlagCompletionFunc("placement", cobra.FixedCompletions(placements, cobra.ShellCompDirectiveNoFileComp)))

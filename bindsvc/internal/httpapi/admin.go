@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -33,6 +34,18 @@ func stored(err error) error {
 	}
 	return gateway.Unavailable(err)
 }
+
+// missing says what there is none of, where err says only that there is none.
+func missing(err error, what string) error {
+	if !gateway.IsNotFound(err) {
+		return err
+	}
+	return &gateway.Error{Reason: gateway.NotFound, Detail: what, Cause: err}
+}
+
+func noService(id string) string { return fmt.Sprintf("there is no service %q", id) }
+func noNode(id string) string    { return fmt.Sprintf("there is no node %q", id) }
+func noImport(id int64) string   { return fmt.Sprintf("there is no import %d", id) }
 
 const defaultPageSize = 20
 

@@ -176,7 +176,9 @@ func TestServicesAndNodes(t *testing.T) {
 	requireRefused(t, b.call(http.MethodPut, "/nodes/none", `{}`), gateway.NotFound)
 	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.Conflict)
 	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":0}`))
-	requireRefused(t, b.call(http.MethodPost, "/nodes/d1/check", ""), gateway.NotFound)
+	disabled := b.call(http.MethodPost, "/nodes/d1/check", "")
+	requireRefused(t, disabled, gateway.NotFound)
+	require.Contains(t, disabled.Body.String(), `no enabled node \"d1\"`, "the node is there: what is missing is said")
 	ok(b.call(http.MethodPut, "/nodes/d1", `{"enabled":1}`))
 	_, health := open(t, b.call(http.MethodPost, "/nodes/d1/check", ""))
 	require.Equal(t, "DOWN", health["state"])
@@ -185,6 +187,30 @@ func TestServicesAndNodes(t *testing.T) {
 	requireRefused(t, b.call(http.MethodDelete, "/services/doc", ""), gateway.NotFound)
 	ok(b.call(http.MethodPost, "/reload", ""))
 	ok(b.call(http.MethodGet, "/services", ""))
+}
+
+func TestNotFoundSaysWhatIsMissing(t *testing.T) {
+	b := setup(t, nil)
+	for _, c := range []struct{ method, path, body, missing string }{
+		{http.MethodGet, "/services/none", "", `there is no service "none"`},
+		{http.MethodPut, "/services/none", "{}", `there is no service "none"`},
+		{http.MethodDelete, "/services/none", "", `there is no service "none"`},
+		{http.MethodGet, "/nodes/none", "", `there is no node "none"`},
+		{http.MethodPut, "/nodes/none", "{}", `there is no node "none"`},
+		{http.MethodDelete, "/nodes/none", "", `there is no node "none"`},
+		{http.MethodPost, "/nodes/none/check", "", `there is no enabled node "none"`},
+		{http.MethodDelete, "/routes/999", "", "there is no binding 999"},
+		{http.MethodGet, "/imports/77", "", "there is no import 77"},
+		{http.MethodPost, "/imports/77/undo", "", "there is no import 77"},
+		{http.MethodPost, "/routes/import?serviceId=ai&nodeId=n1&importId=77", "userId\n1\n", "there is no import 77"},
+	} {
+		t.Run(c.method+" "+c.path, func(t *testing.T) {
+			r := b.call(c.method, c.path, c.body)
+			requireRefused(t, r, gateway.NotFound)
+			e, _ := open(t, r)
+			require.Contains(t, e.Message, c.missing)
+		})
+	}
 }
 
 func TestBindings(t *testing.T) {

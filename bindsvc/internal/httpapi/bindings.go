@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/labstack/echo/v4"
 
@@ -77,7 +78,7 @@ func verifyAssignment(want gateway.Assignment) error {
 func (a admin) Unbind(c echo.Context, id int64) error {
 	result, err := a.bindings.Unbind(c.Request().Context(), id)
 	if err != nil {
-		return stored(err)
+		return missing(stored(err), fmt.Sprintf("there is no binding %d", id))
 	}
 	return a.succeed(c, viewBinding(result.Binding))
 }

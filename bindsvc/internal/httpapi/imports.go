@@ -136,7 +136,7 @@ func (a admin) runImport(c echo.Context, job importer.Job, source importer.Sourc
 	defer cancel()
 	report := a.reportFor(c, job)
 	record, err := importer.New(a.store, a.hasNode).Run(ctx, job, source, report)
-	return report.end(record, stored(err))
+	return report.end(record, missing(stored(err), noImport(job.ImportID)))
 }
 
 // untilStopping returns a context that also ends when the process is to end: what
@@ -413,7 +413,7 @@ func (a admin) ListImports(c echo.Context, params api.ListImportsParams) error {
 func (a admin) GetImport(c echo.Context, id api.ImportID) error {
 	record, err := a.store.ImportByID(c.Request().Context(), id)
 	if err != nil {
-		return stored(err)
+		return missing(stored(err), noImport(id))
 	}
 	return a.succeed(c, viewImport(record))
 }
@@ -426,7 +426,7 @@ func (a admin) UndoImport(c echo.Context, id api.ImportID) error {
 	record, err := importer.New(a.store, a.hasNode).Undo(ctx, id)
 	a.bindings.Changed(ctx, gateway.Change{Kind: gateway.ChangeBindings}) // even after an error: some may be gone
 	if err != nil {
-		return stored(err)
+		return missing(stored(err), noImport(id))
 	}
 	return a.succeed(c, viewImport(record))
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/labstack/echo/v4"
@@ -60,7 +61,7 @@ func (a admin) nodeByID(ctx context.Context, id string) (gateway.Node, error) {
 			return node, nil
 		}
 	}
-	return gateway.Node{}, gateway.ErrNotFound
+	return gateway.Node{}, missing(gateway.ErrNotFound, noNode(id))
 }
 
 func (a admin) answerNode(c echo.Context, node gateway.Node) error {
@@ -129,7 +130,7 @@ func (a admin) UpdateNode(c echo.Context, id api.NodeID, params api.UpdateNodePa
 		return applyNode(n, in)
 	})
 	if err != nil {
-		return stored(err)
+		return missing(stored(err), noNode(id))
 	}
 	return a.nodeChanged(c, id)
 }
@@ -149,7 +150,7 @@ func (a admin) nodeChanged(c echo.Context, id string) error {
 // DeleteNode deletes a node that nobody is bound to.
 func (a admin) DeleteNode(c echo.Context, id api.NodeID) error {
 	if err := a.store.DeleteNode(c.Request().Context(), id); err != nil {
-		return stored(err)
+		return missing(stored(err), noNode(id))
 	}
 	return a.Reload(c)
 }
@@ -158,7 +159,7 @@ func (a admin) DeleteNode(c echo.Context, id api.NodeID) error {
 func (a admin) CheckNode(c echo.Context, id api.NodeID) error {
 	health, err := a.registry.Probe(c.Request().Context(), id)
 	if err != nil {
-		return err
+		return missing(err, fmt.Sprintf("there is no enabled node %q; a disabled one is not probed", id))
 	}
 	return a.succeed(c, viewHealth(health))
 }

@@ -113,7 +113,7 @@ func (a admin) serviceByID(ctx context.Context, id string) (gateway.Service, err
 			return service, nil
 		}
 	}
-	return gateway.Service{}, gateway.ErrNotFound
+	return gateway.Service{}, missing(gateway.ErrNotFound, noService(id))
 }
 
 func (a admin) answerService(c echo.Context, service gateway.Service) error {
@@ -202,7 +202,7 @@ func (a admin) UpdateService(c echo.Context, id api.ServiceID, params api.Update
 		return applyService(s, in)
 	})
 	if err != nil {
-		return stored(err)
+		return missing(stored(err), noService(id))
 	}
 	return a.serviceChanged(c, id)
 }
@@ -223,7 +223,7 @@ func (a admin) serviceChanged(c echo.Context, id string) error {
 // DeleteService deletes a service without nodes and bindings.
 func (a admin) DeleteService(c echo.Context, id api.ServiceID) error {
 	if err := a.store.DeleteService(c.Request().Context(), id); err != nil {
-		return stored(err)
+		return missing(stored(err), noService(id))
 	}
 	return a.Reload(c)
 }

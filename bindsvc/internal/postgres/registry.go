@@ -250,7 +250,7 @@ func (s *Store) DeleteService(ctx context.Context, id string) error {
 			return err
 		}
 		if nodes+bindings > 0 {
-			return gateway.Conflictf("service %q has %d nodes and %d bindings", id, nodes, bindings)
+			return gateway.Conflictf("service %q still has nodes (%d) or bindings (%d): delete those first", id, nodes, bindings)
 		}
 		if _, err := tx.Exec(ctx, `DELETE FROM gateway_service WHERE id = $1`, id); err != nil {
 			return err
@@ -270,7 +270,7 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 			return err
 		}
 		if isDefault {
-			return gateway.Conflictf("node %q is its service's default node", id)
+			return gateway.Conflictf("node %q is its service's default node: give the service another one, or none, first", id)
 		}
 		node, err := one(ctx, tx, scanNode, `SELECT `+nodeColumns+` FROM gateway_node WHERE id = $1 FOR UPDATE`, id)
 		if err != nil {
@@ -281,7 +281,7 @@ func (s *Store) DeleteNode(ctx context.Context, id string) error {
 			return err
 		}
 		if bindings > 0 {
-			return gateway.Conflictf("node %q has %d bindings", id, bindings)
+			return gateway.Conflictf("users are bound to node %q (%d): bind them elsewhere, or unbind them, first", id, bindings)
 		}
 		if _, err := tx.Exec(ctx, `DELETE FROM gateway_node WHERE id = $1`, id); err != nil {
 			return err
