@@ -491,6 +491,28 @@ func TestAnImportIsKilledResumedAndUndone(t *testing.T) {
 	require.Equal(t, "node-1", past.(map[string]any)["nodeId"])
 }
 
+// SIGTERM ends an import, whose client may not even read; sent again it goes on.
+func TestAnImportDoesNotHoldUpTheEnd(t *testing.T) {
+	const users = 100_000
+	in := production(t)
+	sql(t, in, userTable, fmt.Sprintf(`INSERT INTO sys_user SELECT i, 'User' || i, '', 0, 1 FROM generate_series(1, %d) AS i`, users))
+	s := startStack(t, in, settings{})
+	request := mustRequest(http.MethodPost, s.binding.admin+"/gateway/admin/routes/import-existing", adminToken, []byte(`{"serviceId":"ai","nodeId":"node-1"}`))
+	request.Header.Set("Accept", "application/x-ndjson")
+	response, err := http.DefaultClient.Do(request) // answers with its first line
+	require.NoError(t, err)
+	defer func() { _ = response.Body.Close() }()
+	status, refused := s.binding.call(t, http.MethodPost, s.binding.admin+"/gateway/admin/routes/import-existing", adminToken, map[string]any{"serviceId": "ai", "nodeId": "node-1"})
+	require.Equal(t, http.StatusConflict, status, "one at a time: %v", refused)
+	require.NoError(t, s.binding.Stop(15*time.Second), "in order, and without waiting for the import")
+	require.Equal(t, []string{"RUNNING"}, column(t, in, `SELECT state FROM gateway_import`))
+
+	s.binding.start(t)
+	s.binding.ready(t)
+	report := s.binding.administer(t, http.MethodPost, "/routes/import-existing", map[string]any{"serviceId": "ai", "nodeId": "node-1", "importId": 1}).(map[string]any)
+	require.EqualValues(t, users, report["counts"].(map[string]any)["bound"])
+}
+
 func mustRequest(method, url, token string, body []byte) *http.Request {
 	request, err := http.NewRequest(method, url, strings.NewReader(string(body)))
 	if err != nil {

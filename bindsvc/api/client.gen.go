@@ -105,8 +105,8 @@ type ClientInterface interface {
 	// Explain Where a request would go, and why
 	//
 	// Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
-	// token, userId and username; none stands for a request without a token. With a username the request is that user's
-	// login if method and path are the login's, else one with that user's token.
+	// token, userId and username; none stands for a request without a token. A POST to the login path is a
+	// login, with the username if there is one; with a userId it is a request with that user's token all the same.
 	//
 	// Corresponds with GET /explain (the `Explain` operationId).
 	Explain(ctx context.Context, params *ExplainParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -123,8 +123,8 @@ type ClientInterface interface {
 
 	// UndoImport Delete the bindings that an import made
 	//
-	// A binding that has changed since (rebound, renamed, given a user id) stays and is counted as kept. May be sent
-	// again until it has answered.
+	// A binding that has changed since (rebound, renamed, given a user id), or whose user has logged in, stays and is
+	// counted as kept. An import that still runs ends. May be sent again until it has answered.
 	//
 	// Corresponds with POST /imports/{importId}/undo (the `UndoImport` operationId).
 	UndoImport(ctx context.Context, importID ImportID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -222,7 +222,8 @@ type ClientInterface interface {
 	// end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 	// the first 1,000 conflicts.
 	//
-	// An import that was cut off goes on when it is sent again with its `importId`.
+	// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+	// An instance runs one import at a time, others are refused with 409.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -239,7 +240,8 @@ type ClientInterface interface {
 	// end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 	// the first 1,000 conflicts.
 	//
-	// An import that was cut off goes on when it is sent again with its `importId`.
+	// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+	// An instance runs one import at a time, others are refused with 409.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -357,8 +359,8 @@ func (c *Client) BindingAt(ctx context.Context, params *BindingAtParams, reqEdit
 // Explain Where a request would go, and why
 //
 // Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
-// token, userId and username; none stands for a request without a token. With a username the request is that user's
-// login if method and path are the login's, else one with that user's token.
+// token, userId and username; none stands for a request without a token. A POST to the login path is a
+// login, with the username if there is one; with a userId it is a request with that user's token all the same.
 //
 // Corresponds with GET /explain (the `Explain` operationId).
 func (c *Client) Explain(ctx context.Context, params *ExplainParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -405,8 +407,8 @@ func (c *Client) GetImport(ctx context.Context, importID ImportID, reqEditors ..
 
 // UndoImport Delete the bindings that an import made
 //
-// A binding that has changed since (rebound, renamed, given a user id) stays and is counted as kept. May be sent
-// again until it has answered.
+// A binding that has changed since (rebound, renamed, given a user id), or whose user has logged in, stays and is
+// counted as kept. An import that still runs ends. May be sent again until it has answered.
 //
 // Corresponds with POST /imports/{importId}/undo (the `UndoImport` operationId).
 func (c *Client) UndoImport(ctx context.Context, importID ImportID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -634,7 +636,8 @@ func (c *Client) ImportFileWithBody(ctx context.Context, params *ImportFileParam
 // end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 // the first 1,000 conflicts.
 //
-// An import that was cut off goes on when it is sent again with its `importId`.
+// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+// An instance runs one import at a time, others are refused with 409.
 //
 // Takes any type of body and a specified content type.
 //
@@ -661,7 +664,8 @@ func (c *Client) ImportExistingWithBody(ctx context.Context, params *ImportExist
 // end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 // the first 1,000 conflicts.
 //
-// An import that was cut off goes on when it is sent again with its `importId`.
+// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+// An instance runs one import at a time, others are refused with 409.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -2319,8 +2323,8 @@ type ClientWithResponsesInterface interface {
 	// ExplainWithResponse Where a request would go, and why
 	//
 	// Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
-	// token, userId and username; none stands for a request without a token. With a username the request is that user's
-	// login if method and path are the login's, else one with that user's token.
+	// token, userId and username; none stands for a request without a token. A POST to the login path is a
+	// login, with the username if there is one; with a userId it is a request with that user's token all the same.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2343,8 +2347,8 @@ type ClientWithResponsesInterface interface {
 
 	// UndoImportWithResponse Delete the bindings that an import made
 	//
-	// A binding that has changed since (rebound, renamed, given a user id) stays and is counted as kept. May be sent
-	// again until it has answered.
+	// A binding that has changed since (rebound, renamed, given a user id), or whose user has logged in, stays and is
+	// counted as kept. An import that still runs ends. May be sent again until it has answered.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2458,7 +2462,8 @@ type ClientWithResponsesInterface interface {
 	// end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 	// the first 1,000 conflicts.
 	//
-	// An import that was cut off goes on when it is sent again with its `importId`.
+	// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+	// An instance runs one import at a time, others are refused with 409.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2475,7 +2480,8 @@ type ClientWithResponsesInterface interface {
 	// end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 	// the first 1,000 conflicts.
 	//
-	// An import that was cut off goes on when it is sent again with its `importId`.
+	// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+	// An instance runs one import at a time, others are refused with 409.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -4016,8 +4022,8 @@ func (c *ClientWithResponses) BindingAtWithResponse(ctx context.Context, params 
 // ExplainWithResponse Where a request would go, and why
 //
 // Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
-// token, userId and username; none stands for a request without a token. With a username the request is that user's
-// login if method and path are the login's, else one with that user's token.
+// token, userId and username; none stands for a request without a token. A POST to the login path is a
+// login, with the username if there is one; with a userId it is a request with that user's token all the same.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4058,8 +4064,8 @@ func (c *ClientWithResponses) GetImportWithResponse(ctx context.Context, importI
 
 // UndoImportWithResponse Delete the bindings that an import made
 //
-// A binding that has changed since (rebound, renamed, given a user id) stays and is counted as kept. May be sent
-// again until it has answered.
+// A binding that has changed since (rebound, renamed, given a user id), or whose user has logged in, stays and is
+// counted as kept. An import that still runs ends. May be sent again until it has answered.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4251,7 +4257,8 @@ func (c *ClientWithResponses) ImportFileWithBodyWithResponse(ctx context.Context
 // end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 // the first 1,000 conflicts.
 //
-// An import that was cut off goes on when it is sent again with its `importId`.
+// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+// An instance runs one import at a time, others are refused with 409.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4274,7 +4281,8 @@ func (c *ClientWithResponses) ImportExistingWithBodyWithResponse(ctx context.Con
 // end `done` or `failed`. With `Accept: text/csv` it is every conflict as a row of CSV. Otherwise it is a summary with
 // the first 1,000 conflicts.
 //
-// An import that was cut off goes on when it is sent again with its `importId`.
+// An import that was cut off goes on when it is sent again with its `importId`; if it still runs, that run ends.
+// An instance runs one import at a time, others are refused with 409.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

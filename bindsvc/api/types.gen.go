@@ -376,7 +376,7 @@ type Import struct {
 	ServiceID string       `json:"serviceId"`
 	Source    ImportSource `json:"source"`
 
-	// State RUNNING and untouched for a minute: cut off
+	// State RUNNING and untouched for a minute: probably cut off
 	State      ImportState `json:"state"`
 	UpdateTime time.Time   `json:"updateTime"`
 }
@@ -384,7 +384,7 @@ type Import struct {
 // ImportSource defines model for Import.Source.
 type ImportSource string
 
-// ImportState RUNNING and untouched for a minute: cut off
+// ImportState RUNNING and untouched for a minute: probably cut off
 type ImportState string
 
 // ImportAnswer defines model for ImportAnswer.

@@ -405,11 +405,11 @@ func (c *console) undoImportCommand() *cobra.Command {
 }
 
 func importTable(imports ...api.Import) grid {
-	g := grid{header: []string{"import", "begun", "service", "source", "node", "state", "read", "bound", "conflicts", "removed", "kept", "actor"}}
+	g := grid{header: []string{"import", "begun", "service", "source", "node", "state", "read", "bound", "conflicts", "invalid", "removed", "kept", "actor"}}
 	for _, i := range imports {
 		g.rows = append(g.rows, []string{
 			number(i.ID), clock(i.CreateTime), i.ServiceID, string(i.Source), orNone(i.NodeID), string(i.State),
-			number(i.Counts.Read), number(i.Counts.Bound), number(i.Counts.Conflicts), number(i.Removed), number(i.Kept), i.Actor,
+			number(i.Counts.Read), number(i.Counts.Bound), number(i.Counts.Conflicts), number(i.Counts.Invalid), number(i.Removed), number(i.Kept), i.Actor,
 		})
 	}
 	return g

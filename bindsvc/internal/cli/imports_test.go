@@ -262,7 +262,7 @@ func TestImports(t *testing.T) {
 	g := setup(t)
 	g.answers["listImports"] = data(map[string]any{"total": 1, "page": 1, "size": 20, "records": []api.Import{imported(12)}})
 	o := g.done("import", "list", "--service", "ai", "--page", "1")
-	require.Regexp(t, `12 +\S+ \S+ +ai +users +node-1 +DONE +10 +8 +2 +0 +0 +admin-token`, o.out)
+	require.Regexp(t, `12 +\S+ \S+ +ai +users +node-1 +DONE +10 +8 +2 +0 +0 +0 +admin-token`, o.out)
 	require.Equal(t, "ai", g.lastQuery("serviceId"))
 
 	cut := imported(12)

@@ -43,6 +43,7 @@ func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		who := attemptsKey(request, address, s.opts.TrustedProxies)
 		if wait := s.attempts.wait(who); wait > 0 {
+			s.log.WarnContext(request.Context(), "administrator's call refused, after too many wrong tokens", "address", address, "request", requestID(c))
 			return &gateway.Error{Reason: gateway.RateLimited, RetryAfter: wait}
 		}
 		name, err := s.authorise(c, token, actor)

@@ -190,3 +190,43 @@ func keyOf(b *gateway.Binding) gateway.UsernameKey {
 	}
 	return gateway.KeyOf(b.Username)
 }
+
+// TestTheRecorderIsNobodysTool: the trigger that records changes made by hand runs as
+// the tables' owner, whoever makes the change, and whatever they call their own tables.
+func TestTheRecorderIsNobodysTool(t *testing.T) {
+	url := backend.NewDatabase(t)
+	store := open(t, url)
+	prompt(t, url, registry, `INSERT INTO gateway_user_route (service_id, user_id, node_id) VALUES ('ai', '1', 'n1')`,
+		`DROP ROLE IF EXISTS clerk`, `CREATE ROLE clerk`, `GRANT SELECT, UPDATE ON gateway_user_route TO clerk`,
+		`GRANT SELECT ON gateway_login_alias TO clerk`)
+	t.Cleanup(func() {
+		ctx := context.Background()
+		conn, err := pgx.Connect(ctx, url)
+		require.NoError(t, err)
+		defer conn.Close(ctx)
+		_, err = conn.Exec(ctx, `DROP OWNED BY clerk; DROP ROLE clerk`)
+		require.NoError(t, err)
+	})
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	for _, statement := range []string{
+		`SET ROLE clerk`,
+		`CREATE TEMP TABLE gateway_audit (id bigint, at timestamp, actor varchar, address varchar, request_id varchar, action varchar, service_id varchar,
+			node_id varchar, user_id text, username varchar, username_key_before varchar, username_key_after varchar, before jsonb, after jsonb)`,
+		`CREATE TEMP TABLE ran_as (who name)`,
+		`CREATE FUNCTION pg_temp.own() RETURNS trigger LANGUAGE plpgsql AS $f$ BEGIN INSERT INTO pg_temp.ran_as VALUES (current_user); RETURN NEW; END $f$`,
+		`CREATE TRIGGER t BEFORE INSERT ON pg_temp.gateway_audit FOR EACH ROW EXECUTE FUNCTION pg_temp.own()`,
+		`CREATE FUNCTION pg_temp.gateway_audit_binding(r jsonb) RETURNS jsonb LANGUAGE sql AS $f$ SELECT '{}'::jsonb $f$`,
+		`UPDATE gateway_user_route SET node_id = 'n2' WHERE user_id = '1'`,
+	} {
+		_, err := conn.Exec(t.Context(), statement)
+		require.NoError(t, err, statement)
+	}
+	var ran int
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM ran_as`).Scan(&ran))
+	require.Zero(t, ran)
+	entries := auditOf(t, store, gateway.AuditFilter{Action: gateway.ActionBindingRebind})
+	require.Len(t, entries, 1)
+	require.Equal(t, "n2", entries[0].NodeID)
+}
