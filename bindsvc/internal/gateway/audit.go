@@ -96,7 +96,7 @@ type AuditLog interface {
 
 	// BindingAt returns the binding that the user id, or the username if userID is
 	// empty, had at that time, or ErrNotFound: what the first change after it found, or
-	// else what is bound now (see Binding.HeldAt).
+	// else what is bound now (see Binding.WasHeldBy).
 	BindingAt(ctx context.Context, serviceID, userID string, key UsernameKey, at time.Time) (Binding, error)
 }
 
@@ -158,12 +158,19 @@ func AuditedBinding(raw json.RawMessage) (Binding, error) {
 	}, err
 }
 
-// HeldAt reports whether a binding that was found for a user, as the first change
-// after at found it or as it is now, was theirs at that time. Every binding has an
-// entry of its beginning, so that the change before it would have been found, but
-// those of an import; and those from before there was an audit, which may have been
-// written in any time zone.
-func (b Binding) HeldAt(at time.Time) bool { return b.ImportID == 0 || !b.CreatedAt.After(at) }
+// WasHeldBy reports whether a binding that was found for a user id, or for a username
+// if that is empty, as the first change after at found it or as it is now, was theirs
+// at that time. A change may have found a row that was another's. And a binding that
+// began after at would have been found by the entry of its beginning, but for those of
+// an import, which have none. Those from before there was an audit have none either,
+// and a time of any zone: they count as old.
+func (b Binding) WasHeldBy(userID string, key UsernameKey, at time.Time) bool {
+	isTheirs := b.UserID == userID
+	if userID == "" {
+		isTheirs = KeyOf(b.Username) == key
+	}
+	return isTheirs && (b.ImportID == 0 || !b.CreatedAt.After(at))
+}
 
 // AuditServiceChange is the entry of a service that became another; nil stands for none.
 func AuditServiceChange(before, after *Service) AuditEntry {

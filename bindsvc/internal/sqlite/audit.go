@@ -132,12 +132,7 @@ func (s *Store) BindingAt(ctx context.Context, serviceID, userID string, key gat
 	if err != nil {
 		return gateway.Binding{}, err
 	}
-	// A change may have found a row that was another's.
-	isTheirs := binding.UserID == userID
-	if userID == "" {
-		isTheirs = gateway.KeyOf(binding.Username) == key
-	}
-	if !isTheirs || !binding.HeldAt(at) {
+	if !binding.WasHeldBy(userID, key, at) {
 		return gateway.Binding{}, gateway.ErrNotFound
 	}
 	return binding, nil
