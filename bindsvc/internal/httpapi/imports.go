@@ -279,10 +279,8 @@ func (s *stream) finish() error {
 	return err
 }
 
-func (s *stream) logged(err error) *gateway.Error {
-	refusal := asRefusal(err)
+func (s *stream) logRefusal(refusal *gateway.Error) {
 	s.admin.logRefusal(s.c.Request().Context(), refusal, requestID(s.c), s.c.Path())
-	return refusal
 }
 
 // lineReport sends a JSON object a line, as things happen.
@@ -320,7 +318,8 @@ func (r *lineReport) end(record gateway.Import, err error) error {
 	counts := viewCounts(record.Counts)
 	last := api.ImportEvent{Event: api.Done, ImportID: &record.ID, Counts: &counts}
 	if err != nil {
-		refusal := r.logged(err)
+		refusal := asRefusal(err)
+		r.logRefusal(refusal)
 		reason, message := string(refusal.Reason), r.admin.messageOf(r.c, refusal)
 		last.Event, last.Reason, last.Message = api.Failed, &reason, &message
 	}
@@ -379,7 +378,7 @@ func (r *csvReport) end(_ gateway.Import, err error) error {
 	}
 	r.writer.Flush()
 	if err != nil {
-		r.logged(err)
+		r.logRefusal(asRefusal(err))
 		panic(http.ErrAbortHandler)
 	}
 	if err := r.writer.Error(); err != nil {

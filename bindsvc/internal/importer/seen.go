@@ -8,11 +8,12 @@ import "hash/maphash"
 // second would be reported, not misplaced.
 type seen struct {
 	seed  maphash.Seed
-	slots []uint64 // 0 = free; their number is a power of two
+	slots []uint64 // 0 = free
+	mask  uint64   // their number, a power of two, less one
 	used  int
 }
 
-func newSeen() *seen { return &seen{seed: maphash.MakeSeed(), slots: make([]uint64, 1024)} }
+func newSeen() *seen { return &seen{seed: maphash.MakeSeed(), slots: make([]uint64, 1024), mask: 1023} }
 
 // hash is never 0. The same text of another kind has another hash.
 func (s *seen) hash(kind byte, text string) uint64 {
@@ -38,17 +39,16 @@ func (s *seen) add(hash uint64) {
 
 // slot is where the hash is, or would be.
 func (s *seen) slot(hash uint64) uint64 {
-	last := uint64(len(s.slots) - 1)
-	at := hash & last
+	at := hash & s.mask
 	for s.slots[at] != 0 && s.slots[at] != hash {
-		at = (at + 1) & last
+		at = (at + 1) & s.mask
 	}
 	return at
 }
 
 func (s *seen) grow() {
 	before := s.slots
-	s.slots = make([]uint64, 2*len(before))
+	s.slots, s.mask = make([]uint64, 2*len(before)), 2*s.mask+1
 	for _, hash := range before {
 		if hash != 0 {
 			s.slots[s.slot(hash)] = hash
