@@ -429,14 +429,18 @@ func (c *Config) verifyAddresses() (problems []error) {
 	if len(c.Listen) == 0 {
 		return append(problems, errors.New("listen (HOMENODE_LISTEN): want at least one address"))
 	}
-	for _, address := range append([]string{c.AdminListen}, c.Listen...) {
+	verify := func(setting, address string) {
 		if path, ok := strings.CutPrefix(address, "unix://"); ok {
 			if !strings.HasPrefix(path, "/") {
-				problems = append(problems, fmt.Errorf("listen %q: want unix:///absolute/path", address))
+				problems = append(problems, fmt.Errorf("%s %q: want unix:///absolute/path", setting, address))
 			}
 		} else if _, _, err := net.SplitHostPort(address); err != nil {
-			problems = append(problems, fmt.Errorf("listen %q: want host:port or unix:///path", address))
+			problems = append(problems, fmt.Errorf("%s %q: want host:port or unix:///path", setting, address))
 		}
+	}
+	verify("adminListen (HOMENODE_ADMIN_LISTEN)", c.AdminListen)
+	for _, address := range c.Listen {
+		verify("listen (HOMENODE_LISTEN)", address)
 	}
 	if _, err := c.ServiceURL(); err != nil {
 		problems = append(problems, err)

@@ -145,9 +145,9 @@ func whatWouldChange(decision gateway.Decision, refusal *gateway.Error, req gate
 	case gateway.NodeDisabled:
 		return []string{"enabling the node: homenode nodes set NODE --enabled=true", "a rebind to another node, if the user's data are moved there first"}
 	case gateway.NodeUnknown:
-		return []string{"adding the node to this service: homenode nodes add SERVICE NODE --base-url …", "a rebind to a node that the service has"}
+		return []string{"adding the node to this service: homenode nodes add " + decision.ServiceID + " NODE --base-url …", "a rebind to a node that the service has"}
 	case gateway.NoBinding:
-		return []string{"a login, which binds the user to the node that it reaches", "a default node: homenode services set SERVICE --default-node NODE", "binding the user: homenode bind --service SERVICE --user ID NODE"}
+		return []string{"a login, which binds the user to the node that it reaches", "a default node: homenode services set " + decision.ServiceID + " --default-node NODE", "binding the user: homenode bind --service " + decision.ServiceID + " --user ID NODE"}
 	case gateway.NoHealthyNode:
 		return []string{"a node that is enabled, UP and takes new users: homenode status"}
 	case gateway.StoreUnavailable:
