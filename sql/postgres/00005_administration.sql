@@ -130,49 +130,48 @@ $$;
 -- +goose StatementBegin
 DO $$
 BEGIN
+    -- The entry of a row that became another, as gateway.AuditBindingChange makes it.
+    EXECUTE format($f$
+        CREATE FUNCTION %1$I.gateway_audit_entry(was jsonb, is_now jsonb)
+        RETURNS TABLE (actor text, address text, action text, service_id text, node_id text, user_id text, username text,
+            username_key_before text, username_key_after text, before jsonb, after jsonb) LANGUAGE sql STABLE AS $body$
+            SELECT 'sql:' || session_user, host(inet_client_addr()),
+                CASE
+                    WHEN was IS NULL THEN 'binding.create'
+                    WHEN is_now IS NULL THEN 'binding.delete'
+                    WHEN was->>'node_id' IS DISTINCT FROM is_now->>'node_id' THEN 'binding.rebind'
+                    ELSE 'binding.update'
+                END,
+                coalesce(is_now, was)->>'service_id', coalesce(is_now, was)->>'node_id', nullif(coalesce(is_now, was)->>'user_id', ''),
+                coalesce(nullif(is_now->>'username', ''), nullif(was->>'username', '')),
+                was->>'username_key', is_now->>'username_key', %1$I.gateway_audit_binding(was), %1$I.gateway_audit_binding(is_now)
+        $body$
+    $f$, current_schema());
     EXECUTE format($f$
         CREATE FUNCTION %1$I.gateway_user_route_audited() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-        DECLARE
-            changes jsonb[];
         BEGIN
             IF current_setting('application_name') ~ '^homenode(:|$)' THEN
                 RETURN NULL;
             ELSIF TG_OP = 'INSERT' THEN
-                SELECT array_agg(jsonb_build_array(NULL, to_jsonb(n)) ORDER BY n.id) INTO changes FROM new_rows n;
+                INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username, username_key_before, username_key_after, before, after)
+                SELECT e.* FROM new_rows n CROSS JOIN LATERAL %1$I.gateway_audit_entry(NULL, to_jsonb(n)) AS e ORDER BY n.id;
             ELSIF TG_OP = 'DELETE' THEN
-                SELECT array_agg(jsonb_build_array(to_jsonb(o), NULL) ORDER BY o.id) INTO changes FROM old_rows o;
+                INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username, username_key_before, username_key_after, before, after)
+                SELECT e.* FROM old_rows o CROSS JOIN LATERAL %1$I.gateway_audit_entry(to_jsonb(o), NULL) AS e ORDER BY o.id;
             ELSIF TG_OP = 'TRUNCATE' THEN
-                SELECT array_agg(jsonb_build_array(to_jsonb(r), NULL) ORDER BY r.id) INTO changes FROM %1$I.gateway_user_route r;
+                INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username, username_key_before, username_key_after, before, after)
+                SELECT e.* FROM %1$I.gateway_user_route r CROSS JOIN LATERAL %1$I.gateway_audit_entry(to_jsonb(r), NULL) AS e ORDER BY r.id;
             ELSE
-                SELECT array_agg(c.change ORDER BY c.ends DESC, c.id) INTO changes FROM (
-                    SELECT jsonb_build_array(to_jsonb(o), to_jsonb(n)) AS change, true AS ends, o.id
-                    FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id
-                        AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
-                    WHERE n.id IS NULL OR (n.user_id, n.username, n.node_id, n.epoch) IS DISTINCT FROM (o.user_id, o.username, o.node_id, o.epoch)
-                    UNION ALL
-                    SELECT jsonb_build_array(NULL, to_jsonb(n)), false, n.id
-                    FROM new_rows n LEFT JOIN old_rows o ON n.id = o.id
-                        AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
-                    WHERE o.id IS NULL
-                ) AS c;
+                INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username, username_key_before, username_key_after, before, after)
+                SELECT e.* FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id
+                    AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+                CROSS JOIN LATERAL %1$I.gateway_audit_entry(to_jsonb(o), to_jsonb(n)) AS e
+                WHERE n.id IS NULL OR (n.user_id, n.username, n.node_id, n.epoch) IS DISTINCT FROM (o.user_id, o.username, o.node_id, o.epoch) ORDER BY o.id;
+                INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username, username_key_before, username_key_after, before, after)
+                SELECT e.* FROM new_rows n LEFT JOIN old_rows o ON n.id = o.id
+                    AND n.service_id IS NOT DISTINCT FROM o.service_id AND (o.user_id IS NULL OR n.user_id = o.user_id)
+                CROSS JOIN LATERAL %1$I.gateway_audit_entry(NULL, to_jsonb(n)) AS e WHERE o.id IS NULL ORDER BY n.id;
             END IF;
-            -- The entries as gateway.AuditBindingChange makes them.
-            INSERT INTO %1$I.gateway_audit (actor, address, action, service_id, node_id, user_id, username,
-                username_key_before, username_key_after, before, after)
-            SELECT 'sql:' || session_user, host(inet_client_addr()),
-                CASE
-                    WHEN c.was IS NULL THEN 'binding.create'
-                    WHEN c.is_now IS NULL THEN 'binding.delete'
-                    WHEN c.was->>'node_id' IS DISTINCT FROM c.is_now->>'node_id' THEN 'binding.rebind'
-                    ELSE 'binding.update'
-                END,
-                coalesce(c.is_now, c.was)->>'service_id', coalesce(c.is_now, c.was)->>'node_id', nullif(coalesce(c.is_now, c.was)->>'user_id', ''),
-                coalesce(nullif(c.is_now->>'username', ''), nullif(c.was->>'username', '')),
-                c.was->>'username_key', c.is_now->>'username_key', %1$I.gateway_audit_binding(c.was), %1$I.gateway_audit_binding(c.is_now)
-            FROM (
-                SELECT nullif(e.change->0, 'null'::jsonb) AS was, nullif(e.change->1, 'null'::jsonb) AS is_now, e.n
-                FROM unnest(changes) WITH ORDINALITY AS e (change, n)
-            ) AS c ORDER BY c.n;
             RETURN NULL;
         END $body$
     $f$, current_schema());

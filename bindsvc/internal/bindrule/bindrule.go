@@ -109,9 +109,8 @@ func BindIfAbsent(ctx context.Context, rows Rows, login gateway.Login, now time.
 	} else {
 		row, err = w.update(ctx, *own, named(*own, login))
 	}
-	if err == nil && row.IsAsImported() { // the login is what happens to it
-		row.UpdatedAt = w.now
-		err = w.rows.Update(ctx, row)
+	if err == nil {
+		row, err = w.touch(ctx, row)
 	}
 	if err != nil {
 		return gateway.BindResult{}, err
@@ -166,6 +165,9 @@ func Bind(ctx context.Context, rows Rows, want gateway.Assignment, now time.Time
 		after, err = w.insert(ctx, after)
 	} else {
 		after, err = w.update(ctx, *own, after)
+	}
+	if err == nil {
+		after, err = w.touch(ctx, after)
 	}
 	if err != nil {
 		return gateway.BindResult{}, err
@@ -272,6 +274,16 @@ func (w *writer) update(ctx context.Context, before, after Row) (Row, error) {
 		w.changedNames(after.ServiceID, aliases...)
 	}
 	return after, w.rows.Audit(ctx, Entry(&before, &after))
+}
+
+// touch makes a row no longer as it was imported: a login, or an administrator, has
+// found it right.
+func (w *writer) touch(ctx context.Context, row Row) (Row, error) {
+	if !row.IsAsImported() {
+		return row, nil
+	}
+	row.UpdatedAt = w.now
+	return row, w.rows.Update(ctx, row)
 }
 
 func (w *writer) delete(ctx context.Context, row Row) error {

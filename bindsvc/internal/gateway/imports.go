@@ -124,7 +124,7 @@ type Imports interface {
 
 	// UndoRows deletes up to limit bindings that the import made, in the order of their ids
 	// from after on; those that have changed since, or whose user has logged in, stay.
-	// Each deletion is audited.
+	// Each deletion is audited, and counted in the import's Removed.
 	UndoRows(ctx context.Context, i Import, after int64, limit int) (UndoBatch, error)
 }
 

@@ -470,6 +470,8 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		{"GET", "/audit/binding?serviceId=ai&at=2026-01-01T00:00:00Z", "", "userId"},
 		{"GET", "/routes?keyword=%00", "", "keyword"},
 		{"GET", "/audit?userId=%ff", "", "userId"},
+		{"PUT", "/nodes/%00", `{}`, "nodeId"},
+		{"DELETE", "/services/%ff", "", "serviceId"},
 		{"GET", "/explain?serviceId=ai&userId=%00", "", "userId"},
 		{"PUT", "/nodes/n1", `{"remark":"a\u0000b"}`, "NUL"},
 		{"PUT", "/nodes/n1", "{\"remark\":\"a\xff\"}", "UTF-8"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -60,6 +61,11 @@ func verifyRequest(c echo.Context, router routers.Router) error {
 	}
 	if err := verifyQuery(request, route); err != nil {
 		return err
+	}
+	for name, value := range parameters {
+		if decoded, err := url.PathUnescape(value); err != nil || !storable(decoded) {
+			return invalid(fmt.Sprintf("%s contains NUL, or is not UTF-8", name))
+		}
 	}
 	options := &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, MultiError: true}
 	if body := route.Operation.RequestBody; body != nil && body.Value.GetMediaType("application/json") != nil {

@@ -205,6 +205,11 @@ func existingRows(ctx context.Context, tx pgx.Tx, serviceID string, rows []gatew
 			keys = append(keys, string(gateway.KeyOf(row.Username)))
 		}
 	}
+	// A plan made without a look at the arrays, and while the table was small, compares
+	// every row with every element.
+	if _, err := tx.Exec(ctx, `SET LOCAL plan_cache_mode = force_custom_plan`); err != nil {
+		return existing, err
+	}
 	found, err := tx.Query(ctx, `SELECT `+routeColumns+` FROM gateway_user_route r WHERE r.service_id = $1 AND r.user_id = ANY($2) AND r.user_id IS NOT NULL
 		UNION ALL SELECT `+routeColumns+` FROM gateway_user_route r WHERE r.service_id = $1 AND r.username_key = ANY($3) AND r.username_key IS NOT NULL`,
 		serviceID, userIDs, keys)
@@ -268,6 +273,9 @@ func (s *Store) UndoRows(ctx context.Context, i gateway.Import, after int64, lim
 				return err
 			}
 			if err := record(ctx, tx, entries...); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, `UPDATE gateway_import SET removed = removed + $2 WHERE id = $1`, i.ID, batch.Removed); err != nil {
 				return err
 			}
 		}

@@ -273,6 +273,9 @@ func (s *Store) UndoRows(ctx context.Context, i gateway.Import, after int64, lim
 			batch.Removed++
 			entries = append(entries, bindrule.Entry(&row, nil))
 		}
+		if _, err := tx.ExecContext(ctx, `UPDATE gateway_import SET removed = removed + $2 WHERE id = $1`, i.ID, batch.Removed); err != nil {
+			return err
+		}
 		batch.Done = len(made) < limit
 		return record(ctx, tx, s.now(), entries...)
 	})
