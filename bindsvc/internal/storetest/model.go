@@ -116,6 +116,7 @@ func (m *model) bind(user, name, node string) bool {
 		row.node = node
 		row.epoch++
 	}
+	row.imported = false
 	return true
 }
 
