@@ -194,6 +194,8 @@ type post struct {
 	body   map[string]string
 }
 
+var usedEndpoints = map[string]bool{} // tests that make a service run one after another
+
 // newBindingService sends every request to node-1, as alice if it has a token, and takes every login.
 func newBindingService(t testing.TB) *bindingService {
 	s := &bindingService{
@@ -209,6 +211,13 @@ func newBindingService(t testing.TB) *bindingService {
 		},
 	}
 	s.server = httptest.NewUnstartedServer(s)
+	// The plugin remembers for a moment that an endpoint did not answer: none may get
+	// the port, and with it the rest, of a server that an earlier test has closed.
+	for usedEndpoints[s.server.Listener.Addr().String()] {
+		s.server.Listener.Close()
+		s.server = httptest.NewUnstartedServer(s)
+	}
+	usedEndpoints[s.server.Listener.Addr().String()] = true
 	s.server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateNew {
 			s.connections.Add(1)

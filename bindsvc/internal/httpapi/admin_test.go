@@ -613,3 +613,28 @@ func TestImportReports(t *testing.T) {
 	_, page := open(t, b.call(http.MethodGet, "/routes", ""))
 	require.EqualValues(t, 1, page["total"])
 }
+
+// Whatever an administrator, or somebody who is none, sends: never an internal error.
+func FuzzAdmin(f *testing.F) {
+	b := setup(f, nil)
+	f.Add("POST", "/services", "", `{"id":"x","pathPrefix":"/x"}`, "10.1.2.3:1, [::1]", adminToken)
+	f.Add("GET", "/explain", "path=/js/a/%2e&method=post&username=%00", "", "", adminToken)
+	f.Add("POST", "/routes/import", "serviceId=ai", "userId\n\"", "garbage", adminToken)
+	f.Add("PUT", "/nodes/%00", "", `{"weight":1e9}`, "", "wrong")
+	f.Fuzz(func(t *testing.T, method, path, query, body, forwarded, token string) {
+		request, err := http.NewRequestWithContext(t.Context(), method, "http://gateway/gateway/admin"+path, strings.NewReader(body))
+		if err != nil {
+			return // no HTTP server would have let it in
+		}
+		request.URL.RawQuery, request.RemoteAddr = query, "192.0.2.1:1"
+		request.Header.Set("X-Forwarded-For", forwarded)
+		request.Header.Set("x-token", token)
+		recorder := httptest.NewRecorder()
+		b.admin.ServeHTTP(recorder, request)
+		require.NotEqual(t, http.StatusInternalServerError, recorder.Code, recorder.Body.String())
+		require.NotContains(t, recorder.Body.String(), adminToken)
+		if token != adminToken && !strings.HasPrefix(request.URL.Path, "/gateway/admin/openapi.json") {
+			require.NotEqual(t, http.StatusOK, recorder.Code)
+		}
+	})
+}
