@@ -327,6 +327,9 @@ func TestExplainForetellsTheGateway(t *testing.T) {
 			loginOK(t, s.client, name)
 			users = append(users, name)
 		}
+		// A new node is placed on a few seconds after it was added, which must not be
+		// between a question and its request.
+		require.Eventually(t, func() bool { return s.client.get("/js/a/inner/whoami", "").status == http.StatusOK }, 20*time.Second, 50*time.Millisecond)
 		settle := func() {
 			// Probed three times, every 200 ms; polled every 200 ms, applied at most 200 ms later.
 			for range 3 {
