@@ -219,8 +219,10 @@ func TestTheBindingServiceHangs(t *testing.T) {
 	s := startStack(t, stores{}, settings{})
 	home := loginOK(t, s.client, "ann")
 	require.NoError(t, syscall.Kill(s.binding.Pid(), syscall.SIGSTOP))
-	a := s.client.get("/js/a/whoami", tokenOf("ann"))
-	require.Equal(t, "BINDING_SERVICE_UNAVAILABLE", a.reason(), a)
+	// The signal stops a process of many threads a moment after it was sent.
+	require.Eventually(t, func() bool {
+		return s.client.get("/js/a/whoami", tokenOf("ann")).reason() == "BINDING_SERVICE_UNAVAILABLE"
+	}, 15*time.Second, 10*time.Millisecond)
 	require.NoError(t, syscall.Kill(s.binding.Pid(), syscall.SIGCONT))
 	require.Eventually(t, func() bool { return s.client.get("/js/a/whoami", tokenOf("ann")).node() == home }, 15*time.Second, 50*time.Millisecond)
 }
