@@ -34,12 +34,15 @@ func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		token := adminTokenOf(request)
 		actor := gateway.Actor{Address: textOfAddress(address), RequestID: requestID(c)}
+		enter := func(name string) error {
+			actor.Name = name
+			c.SetRequest(request.WithContext(gateway.WithActor(request.Context(), actor)))
+			return next(c)
+		}
 		// The bootstrap token is told from others in no time and cannot be guessed: whoever
 		// has it is not kept waiting by those who share an address and guess all the same.
 		if s.opts.AdminToken != "" && matches(token, s.admin) {
-			actor.Name = gateway.ActorAdminToken
-			c.SetRequest(request.WithContext(gateway.WithActor(request.Context(), actor)))
-			return next(c)
+			return enter(gateway.ActorAdminToken)
 		}
 		who := attemptsKey(request, address, s.opts.TrustedProxies)
 		if wait := s.attempts.wait(who); wait > 0 {
@@ -55,9 +58,7 @@ func (s *Server) administrator(next echo.HandlerFunc) echo.HandlerFunc {
 			}
 			return err
 		}
-		actor.Name = name
-		c.SetRequest(request.WithContext(gateway.WithActor(request.Context(), actor)))
-		return next(c)
+		return enter(name)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package importer binds many users at once: those of the nodes' own user table, or
-// those of a CSV file. It reads a source once, in batches, each of which is one
-// transaction; what exists is never changed, so that an import can be sent again
+// those of a CSV file. It reads a source once, in batches, each of one
+// transaction or a few; what exists is never changed, so that an import can be sent again
 // whenever it was cut off, and undone as a whole.
 package importer
 
