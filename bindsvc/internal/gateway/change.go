@@ -9,6 +9,8 @@ const (
 	ChangeUsername ChangeKind = "username" // the binding found by ServiceID and UsernameKey
 	ChangeBindings ChangeKind = "bindings" // any binding
 	ChangeRegistry ChangeKind = "registry" // services or nodes
+	ChangePolicies ChangeKind = "policies" // any policy
+	ChangeRoles    ChangeKind = "roles"    // the roles of ServiceID and UserID, or anybody's if both are empty
 )
 
 // Change tells that something stored is no longer what it was, so that whoever

@@ -93,7 +93,7 @@ type RegistryStore interface {
 	DeleteNode(ctx context.Context, id string) error
 }
 
-// ChangeFeed tells of every change to services, nodes and bindings, whoever
+// ChangeFeed tells of every change to services, nodes, bindings, policies and roles, whoever
 // made it: this process, another one, or a hand at the SQL prompt.
 type ChangeFeed interface {
 	// Follow calls live(true) once changes are being heard, live(false) when they
@@ -109,6 +109,8 @@ type Store interface {
 	RegistryStore
 	AuditLog
 	Imports
+	Policies
+	Roles
 	ChangeFeed
 	Ping(ctx context.Context) error
 	Close() error
