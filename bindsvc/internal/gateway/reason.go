@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"time"
@@ -32,7 +33,25 @@ const (
 	PreconditionFailed Reason = "PRECONDITION_FAILED"
 	TooLarge           Reason = "TOO_LARGE"
 	RateLimited        Reason = "RATE_LIMITED"
+
+	// Of the guards (spec section 5), beside UNAUTHENTICATED, FORBIDDEN, NOT_FOUND and RATE_LIMITED.
+	InMaintenance       Reason = "MAINTENANCE"
+	SignatureMissing    Reason = "SIGNATURE_MISSING"     // or one of its parameters
+	SignatureUnknownApp Reason = "SIGNATURE_UNKNOWN_APP" // no such client-id, or not for this interface
+	SignatureExpired    Reason = "SIGNATURE_EXPIRED"     // the timestamp is too far away
+	SignatureInvalid    Reason = "SIGNATURE_INVALID"
+	SignatureReplayed   Reason = "SIGNATURE_REPLAYED"   // the nonce was used before
+	SignatureUnreadable Reason = "SIGNATURE_UNREADABLE" // parameters that cannot be read, or are too long
+	MethodNotAllowed    Reason = "METHOD_NOT_ALLOWED"
+	PolicyInvalid       Reason = "POLICY_INVALID" // a policy that guards this cannot be read
+	NeedsMore           Reason = "NEEDS_MORE"     // the caller has to tell more of the request
 )
+
+// GuardReasons are those that guards refuse with: each may have a business code.
+var GuardReasons = []Reason{
+	InMaintenance, Unauthenticated, SignatureMissing, SignatureUnknownApp, SignatureExpired, SignatureInvalid, SignatureReplayed,
+	SignatureUnreadable, RateLimited, Forbidden, NotFound, MethodNotAllowed, PolicyInvalid,
+}
 
 var statuses = map[Reason]int{
 	NodeDown: http.StatusServiceUnavailable, NodeDisabled: http.StatusServiceUnavailable, NodeUnknown: http.StatusServiceUnavailable,
@@ -43,6 +62,10 @@ var statuses = map[Reason]int{
 	Validation: http.StatusBadRequest, Unauthenticated: http.StatusUnauthorized, Forbidden: http.StatusForbidden,
 	NotFound: http.StatusNotFound, Conflict: http.StatusConflict, PreconditionFailed: http.StatusPreconditionFailed,
 	TooLarge: http.StatusRequestEntityTooLarge, RateLimited: http.StatusTooManyRequests,
+	InMaintenance: http.StatusServiceUnavailable, SignatureMissing: http.StatusUnauthorized, SignatureUnknownApp: http.StatusUnauthorized,
+	SignatureExpired: http.StatusUnauthorized, SignatureInvalid: http.StatusUnauthorized, SignatureReplayed: http.StatusUnauthorized,
+	SignatureUnreadable: http.StatusBadRequest, MethodNotAllowed: http.StatusMethodNotAllowed, PolicyInvalid: http.StatusServiceUnavailable,
+	NeedsMore: http.StatusPreconditionRequired,
 }
 
 // Status is the HTTP status that goes with the reason.
@@ -59,6 +82,33 @@ type Error struct {
 	Detail     string        // more than the reason's own text, safe to show; may be empty
 	RetryAfter time.Duration // zero = a retry cannot help
 	Cause      error
+
+	// Of a guard's refusal.
+	Guard       string           // its name; empty: no guard refuses
+	Text        Text             // instead of the reason's own text, where it is not empty
+	Allow       []string         // of METHOD_NOT_ALLOWED
+	Maintenance *MaintenanceInfo // of MAINTENANCE
+	Need        []string         // of NEEDS_MORE
+}
+
+// Text is a message in the languages that clients read.
+type Text struct {
+	ZH string `json:"zh,omitempty"`
+	EN string `json:"en,omitempty"`
+}
+
+// Or fills what is missing, from the other language at last.
+func (t Text) Or(otherwise Text) Text {
+	return Text{
+		ZH: cmp.Or(t.ZH, t.EN, otherwise.ZH),
+		EN: cmp.Or(t.EN, t.ZH, otherwise.EN),
+	}
+}
+
+// MaintenanceInfo is what clients make a maintenance page of.
+type MaintenanceInfo struct {
+	Start *time.Time `json:"start,omitempty"`
+	End   *time.Time `json:"end,omitempty"` // expected
 }
 
 func (e *Error) Error() string {

@@ -1,0 +1,78 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
+)
+
+// identity wants a known user where a service's policy does, and refuses tokens that
+// were revoked.
+type identity struct{ revocations gateway.Revocations }
+
+func (identity) Name() string { return policy.GuardIdentity }
+func (identity) Cost() Cost   { return CostSession }
+
+// Failure is about the revoked tokens: who a token belongs to fails closed always, since
+// a request of a user must not pass for an anonymous one.
+func (identity) Failure(q *Question) Failure {
+	if q != nil {
+		if p := q.Policies.Identity(q.Service.ID); p != nil && p.BlacklistFailure == policy.FailureClosed {
+			return Closed
+		}
+	}
+	return Open
+}
+
+var errLoggedOut = errors.New("the token was logged out, or its user kicked out")
+
+// Check implements Guard.
+func (g identity) Check(ctx context.Context, q *Question) error {
+	p := q.Policies.Identity(q.Service.ID)
+	if p == nil || q.Login {
+		return nil
+	}
+	// A preflight carries no token, and a signed request that of its app.
+	needsNoUser := p.Mode == policy.ModePassthrough || p.IsPublic(q.Resource)
+	if q.Token == "" && q.User == nil {
+		if needsNoUser || q.Method == http.MethodOptions || q.App != "" {
+			return nil
+		}
+		return g.refuse(q, p, errors.New("no token"))
+	}
+	subject, err := q.Subject(ctx)
+	switch {
+	case errors.Is(err, gateway.ErrNotFound) && needsNoUser:
+		return nil
+	case errors.Is(err, gateway.ErrNotFound):
+		return g.refuse(q, p, err)
+	case err != nil:
+		return gateway.Unavailable(err)
+	}
+	if !p.UsesBlacklist() || q.User != nil {
+		return nil
+	}
+	issued := subject.IssuedAt
+	if !issued.IsZero() {
+		issued = issued.Add(-p.Leeway())
+	}
+	revoked, err := g.revocations.Revoked(ctx, q.Service.ID, q.Token, subject.UserID, issued)
+	switch {
+	case err != nil:
+		return fmt.Errorf("revoked tokens: %w", err)
+	case revoked && p.IsPublic(q.Resource):
+		q.Forget()
+		return nil
+	case revoked:
+		return g.refuse(q, p, errLoggedOut)
+	}
+	return nil
+}
+
+func (g identity) refuse(q *Question, p *policy.IdentityRule, why error) error {
+	return q.refuse(g.Name(), p.ID, p.Shadow, &gateway.Error{Reason: gateway.Unauthenticated, Cause: fmt.Errorf("by policy %s: %w", p.ID, why)})
+}

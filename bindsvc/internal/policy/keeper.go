@@ -1,0 +1,544 @@
+package policy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+)
+
+// How often the stores are asked for changes that nothing told of, and how long they may take.
+const (
+	pollInterval  = 5 * time.Second
+	durableLimit  = 2 * time.Second
+	cacheLimit    = time.Second
+	publishAgain  = time.Minute // a cache that was emptied is filled again
+	rollbackTries = 5
+	maxRolledBack = 20_000
+	settleLimit   = 5 * time.Second
+	maxAtOnce     = 10_000
+)
+
+// Keeper keeps the snapshot of the policies, and changes them. It is safe for
+// concurrent use.
+//
+// The durable store is asked first, by its revision; while it cannot be asked, the
+// cache serves what was published last; while neither can, the last snapshot holds.
+// Switches that the durable store could not take are in the cache, count for every
+// instance, and are handed on when it is back.
+type Keeper struct {
+	store    gateway.Policies
+	cache    gateway.PolicyCache // nil: there is none
+	sealer   *Sealer
+	services func(id string) bool // whether there is such a service
+	changed  func(*Snapshot)      // called with every new snapshot, one at a time
+	log      *slog.Logger
+	now      func() time.Time
+
+	snapshot   atomic.Pointer[Snapshot]
+	asked      atomic.Int64 // Unix nanoseconds: when a store last answered
+	kick       chan struct{}
+	refreshing sync.Mutex
+
+	// Under refreshing.
+	published   int64
+	publishedAt time.Time
+}
+
+// Parts are what a Keeper needs; Cache may be nil, Services and Changed too.
+type Parts struct {
+	Store    gateway.Policies
+	Cache    gateway.PolicyCache
+	Sealer   *Sealer
+	Services func(id string) bool
+	Changed  func(*Snapshot)
+	Log      *slog.Logger
+	Now      func() time.Time
+}
+
+// NewKeeper makes a Keeper. Nothing is read before Run or Refresh.
+func NewKeeper(parts Parts) *Keeper {
+	k := &Keeper{
+		store: parts.Store, cache: parts.Cache, sealer: parts.Sealer, services: parts.Services, changed: parts.Changed,
+		log: parts.Log, now: parts.Now, kick: make(chan struct{}, 1),
+	}
+	if k.changed == nil {
+		k.changed = func(*Snapshot) {}
+	}
+	k.snapshot.Store(Empty())
+	return k
+}
+
+// Snapshot returns the current policies; none before the first refresh.
+func (k *Keeper) Snapshot() *Snapshot { return k.snapshot.Load() }
+
+// AskedAt is when a store last confirmed the snapshot; zero before the first time.
+func (k *Keeper) AskedAt() time.Time {
+	nanos := k.asked.Load()
+	if nanos == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos)
+}
+
+// IsReady reports whether the policies have been read once: before that nothing is guarded.
+func (k *Keeper) IsReady() bool { return k.asked.Load() != 0 }
+
+// Run refreshes the snapshot every 5 s, and at once when something tells of a change,
+// until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	if k.cache != nil {
+		group.Go(func() error { return k.cache.FollowPolicies(ctx, k.RefreshSoon) })
+	}
+	group.Go(func() error {
+		ticker := time.NewTicker(pollInterval)
+		defer ticker.Stop()
+		for {
+			if err := k.Refresh(ctx); err != nil && ctx.Err() == nil {
+				k.log.WarnContext(ctx, "policies not refreshed, the last ones hold", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			case <-k.kick:
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// RefreshSoon asks Run to refresh, without waiting for it.
+func (k *Keeper) RefreshSoon() {
+	select {
+	case k.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Refresh asks the stores now. On an error the last snapshot holds.
+func (k *Keeper) Refresh(ctx context.Context) error {
+	k.refreshing.Lock()
+	defer k.refreshing.Unlock()
+	pending, pendingErr := k.pending(ctx)
+	policies, revision, origin, err := k.load(ctx, pending)
+	if err != nil {
+		return errors.Join(err, pendingErr)
+	}
+	k.asked.Store(k.now().UnixNano())
+	now := k.Snapshot()
+	if policies == nil { // as it is
+		return nil
+	}
+	next := compile(overlay(policies, pending), revision, k.sealer, now)
+	next.Origin, next.Pending = origin, len(pending)
+	for _, p := range next.Problems {
+		k.log.ErrorContext(ctx, "policy that cannot be used", "kind", p.Kind, "id", p.ID, "last_good_version_holds", p.Kept, "error", p.Err)
+	}
+	k.snapshot.Store(next)
+	k.changed(next)
+	if now.Revision != revision || now.Origin != origin || now.Pending != len(pending) {
+		k.log.InfoContext(ctx, "policies", "revision", revision, "from", origin, "pending", len(pending), "policies", len(next.policies))
+	}
+	return nil
+}
+
+// load reads the policies where they can be read; nil if they are those of the snapshot.
+func (k *Keeper) load(ctx context.Context, pending []gateway.PendingPolicy) (policies []gateway.Policy, revision int64, origin string, err error) {
+	now := k.Snapshot()
+	limited, cancel := context.WithTimeout(ctx, durableLimit)
+	defer cancel()
+	revision, err = k.store.PolicyRevision(limited)
+	if err == nil && len(pending) > 0 {
+		k.settle(ctx, pending)
+		if left, err := k.pending(ctx); err == nil && len(left) == 0 {
+			pending = nil
+		}
+	}
+	if err == nil && now.Origin == originDurable && now.Revision == revision && now.Pending == 0 && len(pending) == 0 {
+		k.publish(ctx, now.policies, revision)
+		return nil, revision, originDurable, nil
+	}
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, durableLimit)
+		defer cancel()
+		policies, revision, err = k.store.LoadPolicies(limited)
+	}
+	if err == nil {
+		k.publish(ctx, policies, revision)
+		return notNil(policies), revision, originDurable, nil
+	}
+	if k.cache == nil || ctx.Err() != nil {
+		return nil, 0, "", err
+	}
+	limited, cancel = context.WithTimeout(ctx, cacheLimit)
+	defer cancel()
+	served, revision, cacheErr := k.cache.ServedPolicies(limited)
+	switch {
+	case cacheErr != nil:
+		return nil, 0, "", errors.Join(err, cacheErr)
+	case revision < now.Revision: // a cache that was emptied knows less than this instance
+		return notNil(withoutPending(now)), now.Revision, originMemory, nil
+	}
+	return notNil(served), revision, originCache, nil
+}
+
+// Where a snapshot is from.
+const (
+	originDurable = "SQL"
+	originCache   = "Redis"
+	originMemory  = "memory"
+)
+
+func notNil(policies []gateway.Policy) []gateway.Policy {
+	if policies == nil {
+		return []gateway.Policy{}
+	}
+	return policies
+}
+
+// withoutPending is what the snapshot had from a store.
+func withoutPending(s *Snapshot) []gateway.Policy {
+	return slices.DeleteFunc(slices.Clone(s.policies), func(p gateway.Policy) bool { return p.Revision == pendingRevision })
+}
+
+// pendingRevision marks a policy in a snapshot that the durable store does not have yet.
+const pendingRevision = -1
+
+// overlay puts pending changes over what is stored.
+func overlay(policies []gateway.Policy, pending []gateway.PendingPolicy) []gateway.Policy {
+	if len(pending) == 0 {
+		return policies
+	}
+	replaced := map[policyKey]bool{}
+	for _, p := range pending {
+		replaced[policyKey{p.Kind, p.ID}] = true
+	}
+	all := slices.DeleteFunc(slices.Clone(policies), func(p gateway.Policy) bool { return replaced[policyKey{p.Kind, p.ID}] })
+	for _, p := range pending {
+		if p.Body != nil {
+			all = append(all, gateway.Policy{Kind: p.Kind, ID: p.ID, Body: p.Body, Revision: pendingRevision, UpdatedAt: p.At})
+		}
+	}
+	slices.SortFunc(all, func(a, b gateway.Policy) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	return all
+}
+
+func (k *Keeper) pending(ctx context.Context) ([]gateway.PendingPolicy, error) {
+	if k.cache == nil {
+		return nil, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, cacheLimit)
+	defer cancel()
+	return k.cache.PendingPolicies(limited)
+}
+
+// publish serves the policies to those who cannot ask the durable store.
+func (k *Keeper) publish(ctx context.Context, policies []gateway.Policy, revision int64) {
+	if k.cache == nil || k.published == revision && k.now().Sub(k.publishedAt) < publishAgain {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, cacheLimit)
+	defer cancel()
+	if err := k.cache.PublishPolicies(limited, policies, revision); err != nil {
+		k.log.DebugContext(ctx, "policies not published", "error", err)
+		return
+	}
+	k.published, k.publishedAt = revision, k.now()
+}
+
+// settle hands switches to the durable store that it could not take before. One that
+// was changed there since is dropped.
+func (k *Keeper) settle(ctx context.Context, pending []gateway.PendingPolicy) {
+	for _, p := range pending {
+		limited, cancel := context.WithTimeout(gateway.WithActor(ctx, p.Actor), settleLimit)
+		_, err := k.store.ChangePolicies(limited, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
+			for _, there := range now {
+				if there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At) {
+					return nil, nil
+				}
+			}
+			return []gateway.PolicyChange{p.PolicyChange}, nil
+		})
+		if err == nil {
+			err = k.cache.RemovePending(limited, p)
+		}
+		cancel()
+		if err != nil {
+			k.log.WarnContext(ctx, "switch not handed to the durable store yet", "kind", p.Kind, "id", p.ID, "error", err)
+			return
+		}
+		k.log.InfoContext(ctx, "switch handed to the durable store", "kind", p.Kind, "id", p.ID, "actor", p.Actor.Name)
+	}
+}
+
+// Changed is what a change did.
+type Changed struct {
+	Revision int64
+	// Pending: the durable store could not be written; the change is in force through
+	// the cache, and is handed on when the durable store is back.
+	Pending bool
+	Changes []gateway.PolicyChange // as they are stored
+}
+
+// Wish is a change as an administrator gives it.
+type Wish struct {
+	Kind gateway.PolicyKind
+	ID   string
+	Body json.RawMessage // with secrets as they are; nil: delete
+	// Match is asked with the policy that is to be replaced (nil: there is none) and
+	// may refuse; nil: no condition.
+	Match func(now *gateway.Policy) error
+}
+
+// Change carries out the wishes, all or none of them, and makes this instance see
+// them. An *InvalidError names what is wrong with a wish.
+func (k *Keeper) Change(ctx context.Context, wishes []Wish) (Changed, error) {
+	if len(wishes) > maxAtOnce {
+		return Changed{}, &InvalidError{fmt.Errorf("more than %d policies at once", maxAtOnce)}
+	}
+	limit := switchLimit
+	if slices.ContainsFunc(wishes, func(w Wish) bool { return !w.Kind.IsSwitch() }) {
+		limit = changeLimit
+	}
+	return k.change(ctx, limit, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) { return k.Plan(now, wishes) })
+}
+
+// InvalidError says what is wrong with a policy, field by field.
+type InvalidError struct{ Err error }
+
+func (e *InvalidError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *InvalidError) Unwrap() error { return e.Err }
+
+// Plan turns wishes into changes of the policies as they are now, or says what is wrong
+// with them. An error of Match is returned as it is.
+func (k *Keeper) Plan(now []gateway.Policy, wishes []Wish) ([]gateway.PolicyChange, error) {
+	index := map[policyKey]*gateway.Policy{}
+	for i := range now {
+		index[policyKey{now[i].Kind, now[i].ID}] = &now[i]
+	}
+	var changes []gateway.PolicyChange
+	var problems []error
+	for _, wish := range wishes {
+		there := index[policyKey{wish.Kind, wish.ID}]
+		if wish.Match != nil {
+			if err := wish.Match(there); err != nil {
+				return nil, err
+			}
+		}
+		change := gateway.PolicyChange{Kind: wish.Kind, ID: wish.ID}
+		if wish.Body != nil {
+			var stored []byte
+			if there != nil {
+				stored = there.Body
+			}
+			body, err := k.sealer.Prepare(wish.Kind, wish.ID, wish.Body, stored, k.now())
+			if err == nil {
+				err = k.verifyServices(wish.Kind, body)
+			}
+			if err != nil {
+				problems = append(problems, prefixed(len(wishes) > 1, wish.ID, err))
+			}
+			change.Body = body
+		}
+		changes = append(changes, change)
+	}
+	if err := errors.Join(problems[:min(len(problems), 10)]...); err != nil {
+		return nil, &InvalidError{err}
+	}
+	return changes, k.verifySet(now, changes)
+}
+
+func prefixed(needed bool, id string, err error) error {
+	if needed {
+		return fmt.Errorf("%s: %w", id, err)
+	}
+	return err
+}
+
+// verifyServices refuses a policy for a service that there is not: it would guard nothing.
+func (k *Keeper) verifyServices(kind gateway.PolicyKind, body []byte) error {
+	if k.services == nil || kind == gateway.PolicyGuards {
+		return nil
+	}
+	var scope Common
+	if err := json.Unmarshal(body, &scope); err != nil {
+		return err
+	}
+	for i, id := range scope.Services {
+		if !k.services(id) {
+			return fmt.Errorf("services[%d]: there is no service %s", i, id)
+		}
+	}
+	return nil
+}
+
+// verifySet refuses changes after which a policy could not be used although each is fine by itself.
+func (k *Keeper) verifySet(now []gateway.Policy, changes []gateway.PolicyChange) error {
+	before := compile(now, 0, k.sealer, nil)
+	known := map[policyKey]bool{}
+	for _, p := range before.Problems {
+		known[policyKey{p.Kind, p.ID}] = true
+	}
+	for _, p := range compile(Applied(now, changes), 0, k.sealer, nil).Problems {
+		if !known[policyKey{p.Kind, p.ID}] {
+			return &InvalidError{prefixed(len(changes) > 1, p.ID, p.Err)}
+		}
+	}
+	return nil
+}
+
+// Applied is the policies after the changes.
+func Applied(now []gateway.Policy, changes []gateway.PolicyChange) []gateway.Policy {
+	var pending []gateway.PendingPolicy
+	for _, change := range changes {
+		pending = append(pending, gateway.PendingPolicy{PolicyChange: change})
+	}
+	return overlay(now, pending)
+}
+
+// Would is the snapshot after the changes.
+func (k *Keeper) Would(changes []gateway.PolicyChange) *Snapshot {
+	now := k.Snapshot()
+	next := compile(Applied(now.policies, changes), now.Revision, k.sealer, now)
+	next.Origin = now.Origin
+	return next
+}
+
+func (k *Keeper) change(ctx context.Context, limit time.Duration, decide func([]gateway.Policy, int64) ([]gateway.PolicyChange, error)) (Changed, error) {
+	var done Changed
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var refusal error
+	revision, err := k.store.ChangePolicies(limited, func(now []gateway.Policy, revision int64) (changes []gateway.PolicyChange, err error) {
+		changes, err = decide(now, revision)
+		done.Changes, refusal = changes, err
+		return changes, err
+	})
+	switch {
+	case err == nil:
+		done.Revision = revision
+		k.supersede(ctx, done.Changes)
+	case refusal != nil:
+		return Changed{}, refusal
+	default:
+		if done, err = k.switchOver(ctx, decide, err); err != nil {
+			return Changed{}, err
+		}
+	}
+	if err := k.Refresh(ctx); err != nil {
+		k.log.WarnContext(ctx, "policies changed, but not read again", "error", err)
+		k.RefreshSoon()
+	}
+	return done, nil
+}
+
+// switchOver puts changes of switches into force through the cache, since the durable
+// store failed.
+func (k *Keeper) switchOver(ctx context.Context, decide func([]gateway.Policy, int64) ([]gateway.PolicyChange, error), failure error) (Changed, error) {
+	if k.cache == nil {
+		return Changed{}, gateway.Unavailable(failure)
+	}
+	now := k.Snapshot()
+	changes, err := decide(now.policies, now.Revision)
+	if err != nil {
+		return Changed{}, err
+	}
+	for _, change := range changes {
+		if !change.Kind.IsSwitch() {
+			return Changed{}, gateway.Unavailable(failure)
+		}
+	}
+	for _, change := range changes {
+		limited, cancel := context.WithTimeout(ctx, cacheLimit)
+		err := k.cache.AddPending(limited, gateway.PendingPolicy{PolicyChange: change, Actor: gateway.ActorOf(ctx), At: k.now().UTC()})
+		cancel()
+		if err != nil {
+			return Changed{}, gateway.Unavailable(errors.Join(failure, err))
+		}
+	}
+	k.log.WarnContext(ctx, "policies changed through the cache, since the durable store cannot be written", "policies", len(changes), "error", failure)
+	return Changed{Revision: now.Revision, Pending: true, Changes: changes}, nil
+}
+
+// supersede drops pending changes of policies that the durable store has a newer version of.
+func (k *Keeper) supersede(ctx context.Context, changes []gateway.PolicyChange) {
+	pending, err := k.pending(ctx)
+	if err != nil {
+		return // settle drops them by their time
+	}
+	for _, p := range pending {
+		if slices.ContainsFunc(changes, func(c gateway.PolicyChange) bool { return c.Kind == p.Kind && c.ID == p.ID }) {
+			if err := k.cache.RemovePending(ctx, p); err != nil {
+				k.log.WarnContext(ctx, "superseded switch not removed", "kind", p.Kind, "id", p.ID, "error", err)
+			}
+		}
+	}
+}
+
+var errChanged = errors.New("the policies were changed meanwhile")
+
+// Rollback brings all policies of a kind back to what they were at that revision, as a
+// change of its own. An *InvalidError says why that cannot be.
+func (k *Keeper) Rollback(ctx context.Context, kind gateway.PolicyKind, to int64) (Changed, error) {
+	for range rollbackTries {
+		changes, at, err := k.RollbackPlan(ctx, kind, to)
+		if err != nil {
+			return Changed{}, err
+		}
+		done, err := k.change(ctx, changeLimit, func(now []gateway.Policy, revision int64) ([]gateway.PolicyChange, error) {
+			if revision != at {
+				return nil, errChanged
+			}
+			return changes, k.verifySet(now, changes)
+		})
+		if !errors.Is(err, errChanged) {
+			return done, err
+		}
+	}
+	return Changed{}, gateway.Conflictf("the policies are being changed by others: try again")
+}
+
+// RollbackPlan is what Rollback would change, and the revision that it starts from.
+func (k *Keeper) RollbackPlan(ctx context.Context, kind gateway.PolicyKind, to int64) (changes []gateway.PolicyChange, at int64, err error) {
+	at, err = k.store.PolicyRevision(ctx)
+	if err != nil {
+		return nil, 0, gateway.Unavailable(err)
+	}
+	if to < 0 || to > at {
+		return nil, 0, &InvalidError{fmt.Errorf("revision: want 0 to %d", at)}
+	}
+	entries, err := k.store.PolicyHistory(ctx, kind, to, maxRolledBack+1)
+	if err != nil {
+		return nil, 0, gateway.Unavailable(err)
+	}
+	if len(entries) > maxRolledBack {
+		return nil, 0, &InvalidError{fmt.Errorf("revision: more than %d changes since then", maxRolledBack)}
+	}
+	was := map[string]json.RawMessage{}
+	for _, entry := range entries { // the newest first: the oldest one wins
+		change, before, _, err := gateway.AuditedPolicy(entry)
+		if err != nil {
+			return nil, 0, fmt.Errorf("audit entry %d: %w", entry.ID, err)
+		}
+		was[change.ID] = before
+	}
+	for id, body := range was {
+		changes = append(changes, gateway.PolicyChange{Kind: kind, ID: id, Body: body})
+	}
+	slices.SortFunc(changes, func(a, b gateway.PolicyChange) int { return cmp.Compare(a.ID, b.ID) })
+	return changes, at, nil
+}

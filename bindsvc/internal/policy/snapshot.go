@@ -1,0 +1,592 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/session"
+)
+
+// Snapshot is all policies at one moment, compiled: each look-up costs the same
+// whatever their number. It never changes.
+type Snapshot struct {
+	Revision int64
+	Origin   string // who answered: SQL, or Redis while that cannot be asked
+	Pending  int    // switches in it that the durable store has not taken yet
+	Problems []Problem
+
+	policies []gateway.Policy             // as stored
+	valid    map[policyKey]record         // the last good version of each
+	invalid  map[string][]Common          // by guard: scopes of policies that have no good version
+	jwts     map[string]session.JWTConfig // by the id of the identity policy
+
+	switches     map[string]*Switch
+	maintenance  paths[*MaintenanceRule]
+	identities   byService[*IdentityRule]
+	apps         map[string]*AppRule
+	signatures   paths[*SignatureRule]
+	limits       paths[*LimitRule]
+	access       map[string]*paths[*AccessRule] // by type
+	degradations byService[*DegradationRule]
+	answers      byService[*AnswersRule]
+
+	wantsAddress, wantsQuery, perRequest services
+}
+
+type policyKey struct {
+	kind gateway.PolicyKind
+	id   string
+}
+
+// Problem is a stored policy that cannot be used; its last good version holds, if there was one.
+type Problem struct {
+	Kind gateway.PolicyKind
+	ID   string
+	Err  error
+	Kept bool // the last good version is in force
+}
+
+// The kinds of policy that a guard's own failure policy is about.
+var guardOf = map[gateway.PolicyKind]string{
+	gateway.PolicyMaintenance: GuardMaintenance, gateway.PolicyIdentity: GuardIdentity, gateway.PolicySignature: GuardSignature,
+	gateway.PolicyApps: GuardSignature, gateway.PolicyRateLimit: GuardRateLimit, gateway.PolicyAccess: GuardAccess,
+}
+
+// services is a set of service ids, or all of them.
+type services struct {
+	all bool
+	ids map[string]bool
+}
+
+func (s *services) add(scope *Common) {
+	if len(scope.Services) == 0 {
+		s.all = true
+		return
+	}
+	if s.ids == nil {
+		s.ids = map[string]bool{}
+	}
+	for _, id := range scope.Services {
+		s.ids[id] = true
+	}
+}
+
+func (s *services) has(id string) bool { return s.all || s.ids[id] }
+
+// byService finds the one policy of a service.
+type byService[T any] struct {
+	of       map[string]T
+	others   T // of services that have none of their own
+	isForAll bool
+}
+
+func (b *byService[T]) add(scope *Common, value T) error {
+	if len(scope.Services) == 0 {
+		if b.isForAll {
+			return errors.New("services: another policy of this kind is for all services")
+		}
+		b.others, b.isForAll = value, true
+		return nil
+	}
+	for i, id := range scope.Services {
+		if _, taken := b.of[id]; taken {
+			return fmt.Errorf("services[%d]: %s has a policy of this kind", i, id)
+		}
+	}
+	if b.of == nil {
+		b.of = map[string]T{}
+	}
+	for _, id := range scope.Services {
+		b.of[id] = value
+	}
+	return nil
+}
+
+func (b *byService[T]) get(serviceID string) T {
+	if value, ok := b.of[serviceID]; ok {
+		return value
+	}
+	return b.others
+}
+
+// Empty is the snapshot of no policies.
+func Empty() *Snapshot { return compile(nil, 0, nil, nil) }
+
+// compile makes a snapshot. What cannot be used is reported, and stands for its last
+// good version in before, if there is one.
+func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *Snapshot) *Snapshot {
+	s := &Snapshot{
+		Revision: revision, policies: policies, valid: map[policyKey]record{}, invalid: map[string][]Common{}, jwts: map[string]session.JWTConfig{},
+		switches: map[string]*Switch{}, apps: map[string]*AppRule{}, access: map[string]*paths[*AccessRule]{},
+	}
+	for _, p := range policies {
+		key := policyKey{p.Kind, p.ID}
+		r, err := decode(p.Kind, p.Body)
+		if err == nil {
+			err = verify(r, p.ID)
+		}
+		if err == nil {
+			err = s.put(p.ID, r, sealer)
+		}
+		if err == nil {
+			s.valid[key] = r
+			continue
+		}
+		problem := Problem{Kind: p.Kind, ID: p.ID, Err: err}
+		if before != nil && before.valid[key] != nil && s.put(p.ID, before.valid[key], sealer) == nil {
+			problem.Kept, s.valid[key] = true, before.valid[key]
+		}
+		s.Problems = append(s.Problems, problem)
+		if guard := guardOf[p.Kind]; guard != "" && !problem.Kept {
+			s.invalid[guard] = append(s.invalid[guard], scopeOf(r))
+		}
+	}
+	return s
+}
+
+// scopeOf is the services of a policy as far as they could be read.
+func scopeOf(r record) Common {
+	switch r := r.(type) {
+	case *Maintenance:
+		return r.Common
+	case *Identity:
+		return r.Common
+	case *Signature:
+		return r.Common
+	case *RateLimit:
+		return r.Common
+	case *Access:
+		return r.Common
+	}
+	return Common{}
+}
+
+// put adds one policy; nothing of it if it returns an error.
+func (s *Snapshot) put(id string, r record, sealer *Sealer) error {
+	switch r := r.(type) {
+	case *Switch:
+		s.switches[id] = r
+	case *Maintenance:
+		s.putMaintenance(id, r)
+	case *Identity:
+		return s.putIdentity(id, r, sealer)
+	case *App:
+		return s.putApp(id, r, sealer)
+	case *Signature:
+		s.putSignature(id, r)
+	case *RateLimit:
+		s.putLimit(id, r)
+	case *Access:
+		s.putAccess(id, r)
+	case *Degradation:
+		return s.putDegradation(id, r)
+	case *Answers:
+		return s.putAnswers(id, r)
+	}
+	return nil
+}
+
+// MaintenanceRule is a Maintenance in force.
+type MaintenanceRule struct {
+	ID string
+	*Maintenance
+	addresses []netip.Prefix
+}
+
+// IsTester reports whether the user id, or at a login the username, is a tester's.
+func (m *MaintenanceRule) IsTester(userID, username string) bool {
+	return slices.ContainsFunc(m.Testers.Users, func(tester string) bool {
+		return userID != "" && tester == userID || username != "" && gateway.KeyOf(tester) == gateway.KeyOf(username)
+	})
+}
+
+// IsTestersAddress reports whether the address is a tester's.
+func (m *MaintenanceRule) IsTestersAddress(address netip.Addr) bool {
+	return slices.ContainsFunc(m.addresses, func(p netip.Prefix) bool { return p.Contains(address) })
+}
+
+func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
+	if !m.IsEnabled() {
+		return
+	}
+	rule := &MaintenanceRule{ID: id, Maintenance: m}
+	for _, text := range m.Testers.Addresses {
+		prefix, _ := parsePrefix(text) // verified
+		rule.addresses = append(rule.addresses, prefix)
+	}
+	patterns := m.Paths
+	if len(patterns) == 0 {
+		patterns = []string{"/**"}
+	}
+	for _, pattern := range patterns {
+		s.maintenance.add(pattern, rule)
+	}
+	if len(rule.addresses) > 0 {
+		s.wantsAddress.add(&m.Common)
+	}
+	s.perRequest.add(&m.Common)
+}
+
+// Maintenance calls found with every rule that is about the path at that time, until it returns true.
+func (s *Snapshot) Maintenance(serviceID, path string, now time.Time, found func(*MaintenanceRule) bool) {
+	s.maintenance.visit(path, func(rules []*MaintenanceRule) bool {
+		return slices.ContainsFunc(rules, func(m *MaintenanceRule) bool {
+			return m.Covers(serviceID) && (m.Start == nil || !now.Before(*m.Start)) && found(m)
+		})
+	})
+}
+
+// IdentityRule is an Identity in force.
+type IdentityRule struct {
+	ID string
+	*Identity
+	public paths[bool]
+}
+
+// IsPublic reports whether the path needs no user.
+func (i *IdentityRule) IsPublic(path string) bool {
+	_, ok := i.public.matches(path, func(bool) bool { return true })
+	return ok
+}
+
+// Leeway is how far clocks may differ.
+func (i *IdentityRule) Leeway() time.Duration {
+	if i.JWT == nil {
+		return 0
+	}
+	return i.JWT.Leeway.or(defaultLeeway)
+}
+
+const defaultLeeway = time.Minute
+
+func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
+	rule := &IdentityRule{ID: id, Identity: i}
+	for _, pattern := range i.Public {
+		rule.public.add(pattern, true)
+	}
+	var config session.JWTConfig
+	if i.JWT != nil {
+		var err error
+		if config, err = i.jwtConfig(sealer, id); err != nil {
+			return err
+		}
+	}
+	if !i.IsEnabled() {
+		return nil
+	}
+	if err := s.identities.add(&i.Common, rule); err != nil {
+		return err
+	}
+	if i.JWT != nil {
+		s.jwts[id] = config
+	}
+	if i.Mode != ModePassthrough || i.UsesBlacklist() {
+		s.perRequest.add(&i.Common)
+	}
+	return nil
+}
+
+// jwtConfig opens the secrets of the policy with that id.
+func (i *Identity) jwtConfig(sealer *Sealer, id string) (session.JWTConfig, error) {
+	j := i.JWT
+	config := session.JWTConfig{
+		Algorithms: j.Algorithms, JWKSURL: j.JWKSURL, JWKSRefresh: time.Duration(j.JWKSRefresh), JWKSMaxAge: time.Duration(j.JWKSMaxAge),
+		Issuer: j.Issuer, Audience: j.Audience, Leeway: j.Leeway.or(defaultLeeway),
+		UserClaim: j.UserClaim, ChannelClaim: j.ChannelClaim, SourceClaim: j.SourceClaim, AllowNoExpiry: j.AllowNoExpiry,
+	}
+	for n, key := range j.Keys {
+		k := session.JWTKey{ID: key.ID, PublicKey: key.PublicKey}
+		if key.Sealed != "" {
+			secret, err := sealer.open(key.Sealed, placeOf(gateway.PolicyIdentity, id, key.ID))
+			if err != nil {
+				return config, fmt.Errorf("jwt.keys[%d].value: %w", n, err)
+			}
+			k.Secret = []byte(secret)
+		}
+		config.Keys = append(config.Keys, k)
+	}
+	if err := config.Verify(); err != nil {
+		return config, fmt.Errorf("jwt.%w", err)
+	}
+	return config, nil
+}
+
+// Identity returns the policy of the service, nil if there is none.
+func (s *Snapshot) Identity(serviceID string) *IdentityRule { return s.identities.get(serviceID) }
+
+// JWTs returns what every identity policy in mode jwt believes, by its id.
+func (s *Snapshot) JWTs() map[string]session.JWTConfig { return s.jwts }
+
+// AppRule is an App with its secrets opened.
+type AppRule struct {
+	ID string
+	*App
+	secrets []string // at the place of App.Secrets
+}
+
+// GoodSecrets returns the secrets that are good at that time.
+func (a *AppRule) GoodSecrets(now time.Time) []string {
+	var good []string
+	for i, secret := range a.Secrets {
+		if secret.NotAfter == nil || !now.After(*secret.NotAfter) {
+			good = append(good, a.secrets[i])
+		}
+	}
+	return good
+}
+
+func (s *Snapshot) putApp(id string, a *App, sealer *Sealer) error {
+	rule := &AppRule{ID: id, App: a}
+	for i, secret := range a.Secrets {
+		value, err := sealer.open(secret.Sealed, placeOf(gateway.PolicyApps, id, secret.ID))
+		if err != nil {
+			return fmt.Errorf("secrets[%d].value: %w", i, err)
+		}
+		rule.secrets = append(rule.secrets, value)
+	}
+	if a.IsEnabled() {
+		s.apps[id] = rule
+	}
+	return nil
+}
+
+// App returns the app with that client-id if it may call the service, else nil.
+func (s *Snapshot) App(serviceID, clientID string) *AppRule {
+	if app := s.apps[clientID]; app != nil && app.Covers(serviceID) {
+		return app
+	}
+	return nil
+}
+
+// SignatureRule is a Signature in force, with its defaults.
+type SignatureRule struct {
+	ID string
+	*Signature
+	TTL                                 time.Duration
+	ClientID, Timestamp, Sign, NonceKey string // names of parameters
+}
+
+func (s *Snapshot) putSignature(id string, g *Signature) {
+	if !g.IsEnabled() {
+		return
+	}
+	rule := &SignatureRule{
+		ID: id, Signature: g, TTL: g.TTL.or(5 * time.Minute),
+		ClientID: g.clientIDParam(), Timestamp: g.timestampParam(), Sign: g.signParam(), NonceKey: g.nonceParam(),
+	}
+	for _, pattern := range g.Paths {
+		s.signatures.add(pattern, rule)
+	}
+	s.wantsQuery.add(&g.Common)
+	s.perRequest.add(&g.Common)
+}
+
+// Signature returns the most specific rule for the interface, nil if there is none.
+// A preflight carries no signature: OPTIONS is only signed where a rule names it.
+func (s *Snapshot) Signature(serviceID, method, path string) *SignatureRule {
+	rule, _ := s.signatures.matches(path, func(g *SignatureRule) bool {
+		if len(g.Methods) == 0 {
+			return g.Covers(serviceID) && method != "OPTIONS"
+		}
+		return g.Covers(serviceID) && slices.Contains(g.Methods, method)
+	})
+	return rule
+}
+
+// LimitRule is a RateLimit in force.
+type LimitRule struct {
+	ID string
+	*RateLimit
+	PerSecond float64
+	Capacity  float64
+}
+
+func (s *Snapshot) putLimit(id string, r *RateLimit) {
+	if !r.IsEnabled() {
+		return
+	}
+	r.By = cmp.Or(r.By, ByTotal)
+	rule := &LimitRule{ID: id, RateLimit: r, PerSecond: r.Rate / r.Per.or(time.Second).Seconds(), Capacity: float64(r.Burst)}
+	if r.Burst == 0 {
+		rule.Capacity = max(1, r.Rate)
+	}
+	s.limits.add(r.Path, rule)
+	if r.By == ByAddress {
+		s.wantsAddress.add(&r.Common)
+	}
+	s.perRequest.add(&r.Common)
+}
+
+// Limits returns the rules for the interface: those of the most specific path pattern
+// that has any, of these those for exactly this method, else those for any (seed 004).
+func (s *Snapshot) Limits(serviceID, method, path string) (rules []*LimitRule) {
+	s.limits.visit(path, func(values []*LimitRule) bool {
+		rules = forMethod(values, method, func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) })
+		return len(rules) > 0
+	})
+	return rules
+}
+
+// forMethod keeps the rules that suit: for exactly the method, else for any.
+func forMethod[T any](rules []T, method string, of func(T) (method string, suits bool)) []T {
+	var exact, any []T
+	for _, rule := range rules {
+		switch of, suits := of(rule); {
+		case !suits:
+		case of == method:
+			exact = append(exact, rule)
+		case of == "":
+			any = append(any, rule)
+		}
+	}
+	if len(exact) > 0 {
+		return exact
+	}
+	return any
+}
+
+// AccessRule is an Access in force.
+type AccessRule struct {
+	ID string
+	*Access
+}
+
+func (s *Snapshot) putAccess(id string, a *Access) {
+	if !a.IsEnabled() {
+		return
+	}
+	of := s.access[a.Type]
+	if of == nil {
+		of = &paths[*AccessRule]{}
+		s.access[a.Type] = of
+	}
+	of.add(a.Path, &AccessRule{ID: id, Access: a})
+	s.perRequest.add(&a.Common)
+}
+
+// Access returns the rules of one type for the interface, those of the most specific path.
+func (s *Snapshot) Access(kind, serviceID, method, path string) (rules []*AccessRule) {
+	of := s.access[kind]
+	if of == nil {
+		return nil
+	}
+	of.visit(path, func(values []*AccessRule) bool {
+		rules = forMethod(values, method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) })
+		return len(rules) > 0
+	})
+	return rules
+}
+
+// DegradationRule is a Degradation in force.
+type DegradationRule struct {
+	ID string
+	*Degradation
+	core []*regexp.Regexp
+}
+
+// IsCore reports whether the path is one of those that matter most.
+func (d *DegradationRule) IsCore(path string) bool {
+	return slices.ContainsFunc(d.core, func(r *regexp.Regexp) bool { return r.MatchString(path) })
+}
+
+func (s *Snapshot) putDegradation(id string, d *Degradation) error {
+	rule := &DegradationRule{ID: id, Degradation: d}
+	for _, expression := range d.Core {
+		rule.core = append(rule.core, regexp.MustCompile(expression)) // verified
+	}
+	if !d.IsEnabled() {
+		return nil
+	}
+	return s.degradations.add(&d.Common, rule)
+}
+
+// Degradation returns the policy of the service, nil if there is none.
+func (s *Snapshot) Degradation(serviceID string) *DegradationRule {
+	return s.degradations.get(serviceID)
+}
+
+// AnswersRule is an Answers in force.
+type AnswersRule struct {
+	ID string
+	*Answers
+}
+
+func (s *Snapshot) putAnswers(id string, a *Answers) error {
+	if !a.IsEnabled() {
+		return nil
+	}
+	return s.answers.add(&a.Common, &AnswersRule{ID: id, Answers: a})
+}
+
+// Answers returns the policy of the service, nil if there is none.
+func (s *Snapshot) Answers(serviceID string) *AnswersRule { return s.answers.get(serviceID) }
+
+// IsClient reports whether a request with that source gets business codes with HTTP 200.
+func (a *AnswersRule) IsClient(source string) bool {
+	return a != nil && source != "" && slices.Contains(a.ClientSources, source)
+}
+
+// IsEnabled reports whether the guard is switched on, and whether it refuses.
+func (s *Snapshot) IsEnabled(guard string) (enabled, shadow bool) {
+	sw := s.switches[guard]
+	if sw == nil {
+		return true, false
+	}
+	return sw.Enabled == nil || *sw.Enabled, sw.Shadow
+}
+
+// IsBroken reports whether a policy of the guard that is about the service cannot be
+// used, and has no last good version.
+func (s *Snapshot) IsBroken(guard, serviceID string) bool {
+	return slices.ContainsFunc(s.invalid[guard], func(scope Common) bool { return scope.Covers(serviceID) })
+}
+
+// What a question about a service's requests carries only if a policy needs it.
+const (
+	NeedAddress = "address"
+	NeedQuery   = "query"
+	NeedForm    = "form"
+	NeedSource  = "source:" // and the header's name
+)
+
+// Needs lists what every question about the service has to carry.
+func (s *Snapshot) Needs(serviceID string) []string {
+	var needs []string
+	if s.wantsAddress.has(serviceID) {
+		needs = append(needs, NeedAddress)
+	}
+	if s.wantsQuery.has(serviceID) {
+		needs = append(needs, NeedQuery)
+	}
+	if a := s.Answers(serviceID); a != nil && len(a.ClientSources) > 0 {
+		needs = append(needs, NeedSource+a.SourceHeader)
+	}
+	return needs
+}
+
+// IsPerRequest reports whether requests of the service have to be checked one by one:
+// no decision about one holds for the next.
+func (s *Snapshot) IsPerRequest(serviceID string) bool { return s.perRequest.has(serviceID) }
+
+// Count is the number of policies of a kind.
+func (s *Snapshot) Count(kind gateway.PolicyKind) int { return len(s.Of(kind)) }
+
+// Of returns the policies of a kind as they are stored, ordered by id.
+func (s *Snapshot) Of(kind gateway.PolicyKind) []gateway.Policy {
+	var of []gateway.Policy
+	for _, p := range s.policies {
+		if p.Kind == kind {
+			of = append(of, p)
+		}
+	}
+	return of
+}
+
+// HasBroken reports whether any policy of the guard cannot be used and has no last good version.
+func (s *Snapshot) HasBroken(guard string) bool { return len(s.invalid[guard]) > 0 }
