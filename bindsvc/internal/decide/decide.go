@@ -1,4 +1,4 @@
-// Package decide turns one request into one decision: session, then binding, then node.
+// Package decide turns one request into one decision: guards, then session, then binding, then node.
 package decide
 
 import (
@@ -7,12 +7,15 @@ import (
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 )
 
-// Sessions knows which user a token belongs to (package session).
-type Sessions interface {
-	UserByToken(ctx context.Context, serviceID, token string) (string, error)
+// Guards check a request before a node is chosen for it (package guard).
+type Guards interface {
+	Question(req gateway.Request, service gateway.Service) *guard.Question
+	Check(ctx context.Context, q *guard.Question) error
+	Remember(ctx context.Context, q *guard.Question)
 }
 
 // Bindings knows which node a user is bound to (package binding).
@@ -33,13 +36,13 @@ type Nodes interface {
 // Decider decides. It is safe for concurrent use.
 type Decider struct {
 	nodes    Nodes
-	sessions Sessions
+	guards   Guards
 	bindings Bindings
 }
 
 // New makes a Decider.
-func New(nodes Nodes, sessions Sessions, bindings Bindings) *Decider {
-	return &Decider{nodes: nodes, sessions: sessions, bindings: bindings}
+func New(nodes Nodes, guards Guards, bindings Bindings) *Decider {
+	return &Decider{nodes: nodes, guards: guards, bindings: bindings}
 }
 
 // Decide returns where the request goes, or a *gateway.Error that says why nowhere;
@@ -51,29 +54,42 @@ func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Deci
 	if err != nil {
 		return gateway.Decision{}, err
 	}
-	decision, err := d.within(ctx, service, req)
+	q := d.guards.Question(req, service)
+	err = d.guards.Check(ctx, q)
+	var decision gateway.Decision
+	if err == nil {
+		decision, err = d.within(ctx, q)
+	}
+	d.guards.Remember(ctx, q)
 	decision.ServiceID = service.ID
 	return decision, err
 }
 
-func (d *Decider) within(ctx context.Context, service gateway.Service, req gateway.Request) (gateway.Decision, error) {
+func (d *Decider) within(ctx context.Context, q *guard.Question) (gateway.Decision, error) {
 	switch {
-	case req.Login:
-		return d.login(ctx, service, req.Username)
-	case req.User != nil:
-		return d.named(ctx, service, *req.User)
-	case req.Token == "":
+	case q.Login:
+		return d.login(ctx, q.Service, q.Username)
+	case q.User != nil:
+		return d.named(ctx, q.Service, *q.User)
+	case q.Token == "":
 		gateway.TraceOf(ctx).Begin("token", "request").End(gateway.Missing, "no token: anonymous")
-		return d.anonymous(ctx, service)
+		decision, err := d.anonymous(ctx, q.Service)
+		decision.App = q.App
+		return decision, err
 	}
-	userID, err := d.sessions.UserByToken(ctx, service.ID, req.Token)
+	subject, err := q.Subject(ctx)
 	switch {
 	case errors.Is(err, gateway.ErrNotFound):
-		return d.anonymous(ctx, service) // the node itself answers 401
+		decision, err := d.anonymous(ctx, q.Service) // the node itself answers 401
+		decision.App = q.App
+		return decision, err
 	case err != nil:
 		return gateway.Decision{}, gateway.Unavailable(err)
 	}
-	return d.user(ctx, service, userID)
+	decision, err := d.user(ctx, q.Service, subject.UserID)
+	decision.Channel, decision.Source, decision.App = subject.Channel, subject.Source, q.App
+	decision.Cacheable = decision.Cacheable && !q.Policies.IsPerRequest(q.Service.ID)
+	return decision, err
 }
 
 func (d *Decider) service(ctx context.Context, req gateway.Request) (gateway.Service, error) {

@@ -19,6 +19,8 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/binding"
 	"github.com/homenode/homenode/bindsvc/internal/decide"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 	"github.com/homenode/homenode/bindsvc/internal/session"
 	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
@@ -60,6 +62,9 @@ type Server struct {
 	bindings *binding.Directory
 	store    gateway.Store
 	users    gateway.Users
+	policies *policy.Keeper
+	guards   *guard.Chain
+	revoked  gateway.Revocations
 	log      *slog.Logger
 }
 
@@ -71,6 +76,9 @@ type Parts struct {
 	Bindings *binding.Directory
 	Store    gateway.Store
 	Users    gateway.Users // the nodes' own user table; nil: there is none
+	Policies *policy.Keeper
+	Guards   *guard.Chain
+	Revoked  gateway.Revocations
 	Log      *slog.Logger
 	Stopping <-chan struct{} // closed when the process is to end: imports then end too, to be resumed; nil: never
 }
@@ -86,7 +94,7 @@ func New(opts Options, parts Parts) (*Server, error) {
 		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(parts.Registry),
 		attempts: newAttempts(), importing: make(chan struct{}, 1), conformant: conformant, stopping: parts.Stopping,
 		registry: parts.Registry, decider: parts.Decider, sessions: parts.Sessions, bindings: parts.Bindings,
-		store: parts.Store, users: parts.Users, log: parts.Log,
+		store: parts.Store, users: parts.Users, policies: parts.Policies, guards: parts.Guards, revoked: parts.Revoked, log: parts.Log,
 	}, nil
 }
 
@@ -149,10 +157,14 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// whenReady refuses until the registry is loaded and every node has been probed.
+// isReady reports whether the registry and the policies are loaded and every node has
+// been probed: before that nothing would be guarded.
+func (s *Server) isReady() bool { return s.registry.IsReady() && s.policies.IsReady() }
+
+// whenReady refuses until the service is ready.
 func (s *Server) whenReady(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		if !s.registry.IsReady() {
+		if !s.isReady() {
 			return notReady()
 		}
 		return next(c)
@@ -176,7 +188,7 @@ func bearer(authorization string) string {
 func healthz(c echo.Context) error { return c.String(http.StatusOK, "ok\n") }
 
 func (s *Server) readyz(c echo.Context) error {
-	if !s.registry.IsReady() {
+	if !s.isReady() {
 		return notReady()
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), time.Second)

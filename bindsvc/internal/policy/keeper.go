@@ -19,13 +19,16 @@ import (
 
 // How often the stores are asked for changes that nothing told of, and how long they may take.
 const (
-	pollInterval  = 5 * time.Second
-	durableLimit  = 2 * time.Second
-	cacheLimit    = time.Second
-	publishAgain  = time.Minute // a cache that was emptied is filled again
+	pollInterval = 5 * time.Second
+	durableLimit = 2 * time.Second
+	cacheLimit   = time.Second
+	publishAgain = time.Minute // a cache that was emptied is filled again
+	settleLimit  = 5 * time.Second
+	switchLimit  = 2 * time.Second  // then a switch goes through the cache
+	changeLimit  = 20 * time.Second // 10,000 policies at once
+
 	rollbackTries = 5
 	maxRolledBack = 20_000
-	settleLimit   = 5 * time.Second
 	maxAtOnce     = 10_000
 )
 
