@@ -21,8 +21,10 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/config"
 	"github.com/homenode/homenode/bindsvc/internal/decide"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
 	"github.com/homenode/homenode/bindsvc/internal/httpapi"
 	"github.com/homenode/homenode/bindsvc/internal/outage"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/postgres"
 	"github.com/homenode/homenode/bindsvc/internal/redis"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
@@ -45,9 +47,13 @@ const (
 type stores struct {
 	durable   gateway.Store
 	tokens    gateway.TokenCache
-	authority gateway.Tokens     // nil = none
-	routes    gateway.RouteCache // nil = none
-	users     gateway.Users      // nil = none
+	authority gateway.Tokens      // nil = none
+	routes    gateway.RouteCache  // nil = none
+	policies  gateway.PolicyCache // nil = none
+	revoked   gateway.Revocations
+	limiter   gateway.Limiter
+	nonces    gateway.Nonces
+	users     gateway.Users // nil = none
 	names     session.Names
 	prepare   func(context.Context) error
 	close     func() error
@@ -97,12 +103,29 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 		Read: gate(storeLimit), Write: &outage.Gate{Limit: writeLimit}, Shared: gate(cacheLimit),
 	}, log)
 	defer bindings.Close()
+	sealer, err := policy.NewSealer(c.PolicyKeys()...)
+	if err != nil {
+		return err
+	}
+	subjects := guard.NewDirectory(sessions, log, time.Now)
+	defer subjects.Close()
+	roles := guard.NewRoles(st.durable, gate(storeLimit), time.Now)
+	defer roles.Close()
+	policies := policy.NewKeeper(policy.Parts{
+		Store: st.durable, Cache: st.policies, Sealer: sealer, Changed: subjects.Follow, Log: log, Now: time.Now,
+		Services: func(id string) bool { _, ok := nodes.Snapshot().Service(id); return ok },
+	})
+	shared := guard.Shared{Revocations: st.revoked, Nonces: st.nonces, Limiter: st.limiter, Gate: gate(cacheLimit)}
+	guards := guard.NewChain(guard.Parts{
+		Subjects: subjects, Revocations: shared, Nonces: shared, Limiter: shared, Roles: roles,
+	}, policies.Snapshot, log, time.Now)
 	options, err := serverOptions(c)
 	if err != nil {
 		return err
 	}
 	server, err := httpapi.New(options, httpapi.Parts{
-		Registry: nodes, Decider: decide.New(nodes, sessions, bindings), Sessions: sessions, Bindings: bindings,
+		Registry: nodes, Decider: decide.New(nodes, guards, bindings), Sessions: sessions, Bindings: bindings,
+		Policies: policies, Guards: guards, Revoked: st.revoked, Subjects: subjects,
 		Store: st.durable, Users: st.users, Log: log, Stopping: ctx.Done(),
 	})
 	if err != nil {
@@ -120,7 +143,8 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 		}
 		follow, followCtx := errgroup.WithContext(neededCtx)
 		follow.Go(func() error { return nodes.Run(followCtx) })
-		follow.Go(func() error { return followChanges(followCtx, st.durable, bindings, nodes) })
+		follow.Go(func() error { return policies.Run(followCtx) })
+		follow.Go(func() error { return followChanges(followCtx, st.durable, copies{bindings, nodes, policies, roles}) })
 		return follow.Wait()
 	})
 	err = serveHTTP(ctx, listeners, server, time.Duration(c.Shutdown), log)
@@ -163,9 +187,11 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 		if err != nil {
 			return stores{}, err
 		}
+		buckets := guard.NewBuckets(time.Now)
 		return stores{
-			durable: store, tokens: store, names: session.Names{Cache: "SQL"}, close: store.Close,
+			durable: store, tokens: store, names: session.Names{Cache: "SQL"}, revoked: store, limiter: buckets, nonces: buckets,
 			prepare: func(context.Context) error { return nil },
+			close:   func() error { buckets.Close(); return store.Close() },
 		}, nil
 	}
 	store, err := postgres.Open(ctx, postgresConfig(c, log))
@@ -193,7 +219,7 @@ func openStores(ctx context.Context, c config.Config, log *slog.Logger) (stores,
 	}
 	st := stores{
 		users:   users,
-		durable: store, tokens: client, routes: client, names: session.Names{Cache: "Redis", Authority: "sa-token"},
+		durable: store, tokens: client, routes: client, policies: client, revoked: client, limiter: client, nonces: client, names: session.Names{Cache: "Redis", Authority: "sa-token"},
 		prepare: func(ctx context.Context) error { return postgres.Migrate(ctx, postgresConfig(c, log)) },
 		close:   func() error { return errors.Join(client.Close(), store.Close()) },
 	}
@@ -216,21 +242,36 @@ func waitFor(ctx context.Context, prepare func(context.Context) error, log *slog
 	return err
 }
 
-// followChanges hands every change of the store to whoever keeps a copy.
-func followChanges(ctx context.Context, feed gateway.ChangeFeed, bindings *binding.Directory, nodes *registry.Registry) error {
+// copies are whoever keeps a copy of what is stored.
+type copies struct {
+	bindings *binding.Directory
+	nodes    *registry.Registry
+	policies *policy.Keeper
+	roles    *guard.Roles
+}
+
+// followChanges hands every change of the store to whoever keeps a copy of it.
+func followChanges(ctx context.Context, feed gateway.ChangeFeed, to copies) error {
 	return feed.Follow(ctx,
 		func(live bool) {
-			bindings.Live(ctx, live)
+			to.bindings.Live(ctx, live)
+			to.roles.MayHaveMissed()
 			if live {
-				nodes.RefreshSoon()
+				to.nodes.RefreshSoon()
+				to.policies.RefreshSoon()
 			}
 		},
 		func(change gateway.Change) {
-			if change.Kind == gateway.ChangeRegistry {
-				nodes.RefreshSoon()
-				return
+			switch change.Kind {
+			case gateway.ChangeRegistry:
+				to.nodes.RefreshSoon()
+			case gateway.ChangePolicies:
+				to.policies.RefreshSoon()
+			case gateway.ChangeRoles:
+				to.roles.Changed(change.ServiceID, change.UserID)
+			default:
+				to.bindings.Changed(ctx, change)
 			}
-			bindings.Changed(ctx, change)
 		})
 }
 
@@ -251,7 +292,7 @@ func serverOptions(c config.Config) (httpapi.Options, error) {
 		Version: version(),
 		Secret:  string(c.Secret), AdminToken: string(c.AdminToken), AdminEnabled: c.Admin.Enabled,
 		AdminWhitelist: whitelist, TrustedProxies: proxies,
-		TokenSources: c.Token.Sources, MaxAge: time.Duration(c.Decision.MaxAge), StaleIfError: time.Duration(c.Decision.StaleIfError),
+		TokenSources: c.Token.Sources, TokenTTL: time.Duration(c.Token.CacheTTL), MaxAge: time.Duration(c.Decision.MaxAge), StaleIfError: time.Duration(c.Decision.StaleIfError),
 		Messages: c.Messages, TraefikPoll: time.Duration(c.Traefik.PollInterval),
 		Traefik: traefikconf.Settings{
 			Plugin: c.Traefik.Plugin, Endpoint: endpoint, ServiceURL: serviceURL, AdminURL: adminURL,

@@ -45,6 +45,7 @@ type Config struct {
 	// From the environment only: what must not lie in a file that is shared.
 	Secret      Secret `yaml:"-"` // HOMENODE_SECRET[_FILE]
 	AdminToken  Secret `yaml:"-"` // HOMENODE_ADMIN_TOKEN[_FILE]
+	PolicyKey   Secret `yaml:"-"` // HOMENODE_POLICY_KEY[_FILE]: seals the secrets in policies; several, by commas or lines: the first seals
 	PostgresURL Secret `yaml:"-"` // PG_URL
 	PGUser      string `yaml:"-"` // PG_USER
 	PGPassword  Secret `yaml:"-"` // PG_PASSWORD
@@ -316,6 +317,7 @@ func (c *Config) environment(getenv Getenv) (problems []error) {
 	text("REDIS_PORT", &c.RedisPort)
 	secret("HOMENODE_SECRET", &c.Secret)
 	secret("HOMENODE_ADMIN_TOKEN", &c.AdminToken)
+	secret("HOMENODE_POLICY_KEY", &c.PolicyKey)
 	secret("PG_URL", &c.PostgresURL)
 	secret("PG_PASSWORD", &c.PGPassword)
 	secret("REDIS_URL", &c.RedisURL)
@@ -338,6 +340,15 @@ func (c *Config) HasRedis() bool {
 // Embedded reports whether everything is kept in one file of DataDir.
 func (c *Config) Embedded() bool { return c.PostgresURL == "" && !c.HasRedis() }
 
+// PolicyKeys are the keys of the secrets in policies: those given, else the shared secret.
+func (c *Config) PolicyKeys() []string {
+	keys := strings.FieldsFunc(string(c.PolicyKey), func(r rune) bool { return r == ',' || r == '\n' || r == '\r' || r == ' ' })
+	if len(keys) == 0 && c.Secret != "" {
+		keys = []string{string(c.Secret)}
+	}
+	return keys
+}
+
 // MinSecretLength is the shortest shared secret and admin token, in characters.
 const MinSecretLength = 16
 
@@ -357,6 +368,12 @@ func (c *Config) Verify() error {
 	}
 	if c.AdminToken != "" && utf8.RuneCountInString(string(c.AdminToken)) < MinSecretLength {
 		problem("HOMENODE_ADMIN_TOKEN: want at least %d characters", MinSecretLength)
+	}
+	for _, key := range c.PolicyKeys() {
+		if utf8.RuneCountInString(key) < MinSecretLength {
+			problem("HOMENODE_POLICY_KEY: want at least %d characters in each key", MinSecretLength)
+			break
+		}
 	}
 	if c.Embedded() && c.DataDir == "" {
 		problem("dataDir (HOMENODE_DATA_DIR): must not be empty")

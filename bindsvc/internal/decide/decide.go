@@ -60,9 +60,17 @@ func (d *Decider) Decide(ctx context.Context, req gateway.Request) (gateway.Deci
 	if err == nil {
 		decision, err = d.within(ctx, q)
 	}
-	d.guards.Remember(ctx, q)
+	if !needsMore(err) {
+		d.guards.Remember(ctx, q)
+	}
 	decision.ServiceID = service.ID
 	return decision, err
+}
+
+// needsMore reports whether the same request will be asked about again.
+func needsMore(err error) bool {
+	var refusal *gateway.Error
+	return errors.As(err, &refusal) && refusal.Reason == gateway.NeedsMore
 }
 
 func (d *Decider) within(ctx context.Context, q *guard.Question) (gateway.Decision, error) {

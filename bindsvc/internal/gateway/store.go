@@ -128,6 +128,7 @@ type Tokens interface {
 type TokenCache interface {
 	Tokens
 	PutToken(ctx context.Context, serviceID, token, userID string) error
+	DropToken(ctx context.Context, serviceID, token string) error
 }
 
 // RouteCache is the shared cache of bindings (Redis). It answers with an error

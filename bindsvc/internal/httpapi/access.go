@@ -130,6 +130,17 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return address
 }
 
+// forwardedAddress is the client's address in an X-Forwarded-For that Traefik has made:
+// the last hop that is no trusted proxy.
+func forwardedAddress(forwarded []string, trusted []netip.Prefix) (address netip.Addr) {
+	for _, hop := range slices.Backward(strings.Split(strings.Join(forwarded, ","), ",")) {
+		if address = hopAddress(strings.TrimSpace(hop)); !containsAddress(trusted, address) {
+			break
+		}
+	}
+	return address
+}
+
 // hopAddress reads an address, also with a port as some proxies append it.
 func hopAddress(hop string) netip.Addr {
 	address, err := netip.ParseAddr(strings.Trim(hop, "[]"))

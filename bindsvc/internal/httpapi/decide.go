@@ -3,10 +3,12 @@ package httpapi
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"path"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -18,10 +20,25 @@ import (
 // learns which store did not answer instead of nothing.
 const decideLimit = 1800 * time.Millisecond
 
-// decide answers GET /v1/decide, the forward-auth convention: 200 with the
-// headers to set on the request, anything else is what the client gets.
+// Headers between a caller and this service, beside those of the forward-auth convention.
+const (
+	headerHave     = "X-Homenode-Have" // the caller can be asked for more: "form" if there is a form body, else "none"
+	headerNeed     = "X-Homenode-Need" // what the next questions have to carry, or with 428 this one
+	headerQuery    = "X-Homenode-Query"
+	headerSource   = "X-Homenode-Source" // percent-encoded
+	headerForm     = "X-Homenode-Form"   // why the form body is not there: too-large, unreadable, encoded
+	headerApp      = "X-Homenode-App"
+	headerClient   = "X-Homenode-Client"
+	headerFallback = "X-Homenode-Fallback"
+	// headerClientStatus asks the plugin to send a refusal as HTTP 200.
+	headerClientStatus = "X-Homenode-Client-Status"
+)
+
+// decide answers GET and POST /v1/decide, the forward-auth convention: 200 with the
+// headers to set on the request, anything else is what the client gets. A POST brings
+// the form body of the request.
 func (s *Server) decide(c echo.Context) error {
-	req, err := s.readRequest(c.Request().Header)
+	req, err := s.readRequest(c)
 	if err != nil {
 		return err
 	}
@@ -31,19 +48,57 @@ func (s *Server) decide(c echo.Context) error {
 	ctx = gateway.WithActor(ctx, gateway.Actor{Name: gateway.ActorLogin, RequestID: requestID(c)})
 	decision, err := s.decider.Decide(ctx, req)
 	s.metrics.decided(req.ServiceID, decision, err)
-	if err != nil {
-		return err
-	}
+	policies := s.policies.Snapshot()
 	header := c.Response().Header()
-	header.Set("X-Gateway-Node", decision.NodeID)
-	if decision.UserID != "" {
-		header.Set("X-User-Id", decision.UserID)
+	if needs := policies.Needs(decision.ServiceID); len(needs) > 0 && decision.ServiceID != "" {
+		header.Set(headerNeed, strings.Join(needs, ", "))
+	}
+	if err != nil {
+		return s.refuseDecision(c, req, decision.ServiceID, err)
+	}
+	set := func(name, value string) {
+		if value != "" {
+			header.Set(name, value)
+		}
+	}
+	set("X-Gateway-Node", decision.NodeID)
+	set("X-User-Id", decision.UserID)
+	set("X-Channel", decision.Channel)
+	set("X-Source", decision.Source)
+	set(headerApp, decision.App)
+	set(headerFallback, s.fallbackHeader(decision.ServiceID, req.Path))
+	if policies.Answers(decision.ServiceID).IsClient(req.Source) {
+		header.Set(headerClient, "1")
 	}
 	if decision.Epoch > 0 {
 		header.Set("X-Binding-Epoch", strconv.FormatInt(decision.Epoch, 10))
 	}
 	header.Set("Cache-Control", s.cacheControl(decision))
 	return c.NoContent(http.StatusOK)
+}
+
+// refuseDecision answers with a refusal as the service's clients read it: with its
+// business code, and for client sources to be sent as HTTP 200.
+func (s *Server) refuseDecision(c echo.Context, req gateway.Request, serviceID string, err error) error {
+	refusal := asRefusal(err)
+	s.logRefusal(c.Request().Context(), refusal, requestID(c), c.Path())
+	if len(refusal.Need) > 0 {
+		c.Response().Header().Set(headerNeed, strings.Join(refusal.Need, ", "))
+	}
+	answers := s.policies.Snapshot().Answers(serviceID)
+	code, text := s.degraded(refusal, serviceID, req.Path)
+	isAgreed := code != 0
+	if refusal.Guard != "" {
+		isAgreed = true
+		if answers != nil {
+			code, text = answers.Codes[refusal.Reason], refusal.Text.Or(answers.Messages[refusal.Reason])
+		}
+	}
+	if isAgreed && answers.IsClient(req.Source) {
+		c.Response().Header().Set(headerClientStatus, strconv.Itoa(http.StatusOK))
+	}
+	s.write(c, refusal, refusal.Reason.Status(), code, text)
+	return nil
 }
 
 func (s *Server) cacheControl(decision gateway.Decision) string {
@@ -54,19 +109,27 @@ func (s *Server) cacheControl(decision gateway.Decision) string {
 }
 
 // readRequest reads the client's request from the headers that describe it.
-func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
-	req := gateway.Request{ServiceID: header.Get(headerService)}
-	var query url.Values
+func (s *Server) readRequest(c echo.Context) (gateway.Request, error) {
+	header := c.Request().Header
+	req := gateway.Request{ServiceID: header.Get(headerService), ID: requestID(c), Method: http.MethodGet}
+	if method := header.Get("X-Forwarded-Method"); method != "" {
+		req.Method = method
+	}
+	var uri *url.URL
 	if raw := header.Get("X-Forwarded-Uri"); raw != "" {
-		uri, err := url.ParseRequestURI(raw)
-		if err != nil {
+		var err error
+		if uri, err = url.ParseRequestURI(raw); err != nil {
 			return req, invalid("X-Forwarded-Uri is no path") // the error would quote a query with a token
 		}
 		req.Path = path.Clean(uri.Path)
-		query = uri.Query()
 	}
 	if req.ServiceID == "" && req.Path == "" {
 		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed")
+	}
+	if req.ServiceID == "" {
+		if service, ok := s.registry.Snapshot().ServiceAt(req.Path); ok {
+			req.ServiceID = service.ID
+		}
 	}
 	if encoded, isLogin := header[headerUsername]; isLogin {
 		username, err := url.QueryUnescape(encoded[0])
@@ -75,7 +138,57 @@ func (s *Server) readRequest(header http.Header) (gateway.Request, error) {
 		}
 		req.Login, req.Username = true, usable(username)
 	} else {
+		var query url.Values
+		if uri != nil {
+			query = uri.Query()
+		}
 		req.Token = tokenOf(header, s.sources, query)
 	}
-	return req, nil
+	return req, s.readDetails(c, &req, uri)
 }
+
+// readDetails reads what guards look at. The plugin tells it where it is needed; any
+// other caller passes on the client's headers, and has no form body.
+func (s *Server) readDetails(c echo.Context, req *gateway.Request, uri *url.URL) (err error) {
+	header := c.Request().Header
+	if forwarded := header.Values("X-Forwarded-For"); len(forwarded) > 0 {
+		req.Address, req.AddressTold = forwardedAddress(forwarded, s.opts.TrustedProxies), true
+	}
+	have := header.Get(headerHave)
+	if have == "" {
+		if answers := s.policies.Snapshot().Answers(req.ServiceID); answers != nil {
+			req.Source = header.Get(answers.SourceHeader)
+		}
+		if uri != nil {
+			req.Query = uri.RawQuery
+		}
+		req.SourceTold, req.QueryTold = true, true
+		return nil
+	}
+	req.CanTellMore = true
+	if _, req.QueryTold = header[headerQuery]; req.QueryTold {
+		req.Query = header.Get(headerQuery)
+	}
+	if _, req.SourceTold = header[headerSource]; req.SourceTold {
+		if req.Source, err = url.QueryUnescape(header.Get(headerSource)); err != nil {
+			return invalid(headerSource + " is not percent-encoded")
+		}
+	}
+	switch {
+	case c.Request().Method == http.MethodPost:
+		body, err := io.ReadAll(http.MaxBytesReader(c.Response(), c.Request().Body, maxForm))
+		if err != nil {
+			return invalid("the form body broke off, or is too long")
+		}
+		req.Form = gateway.Form{State: gateway.FormGiven, Body: string(body)}
+	case header.Get(headerForm) == "too-large":
+		req.Form.State = gateway.FormTooLarge
+	case header.Get(headerForm) != "":
+		req.Form.State = gateway.FormUnreadable
+	case have != "form":
+		req.Form.State = gateway.FormNone
+	}
+	return nil
+}
+
+const maxForm = 64 << 10

@@ -1,12 +1,14 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -27,8 +29,15 @@ type envelope struct {
 }
 
 type refusalData struct {
-	Reason    gateway.Reason `json:"reason"`
-	RequestID string         `json:"requestId"`
+	Reason      gateway.Reason `json:"reason"`
+	RequestID   string         `json:"requestId"`
+	Maintenance *maintenance   `json:"maintenance,omitempty"`
+}
+
+// maintenance is what clients make a maintenance page of (seed 004).
+type maintenance struct {
+	Message string `json:"message"`
+	gateway.MaintenanceInfo
 }
 
 // asRefusal maps every error to what the client may know of it.
@@ -63,10 +72,12 @@ func (s *Server) refuse(err error, c echo.Context) {
 	}
 	refusal := asRefusal(err)
 	s.logRefusal(c.Request().Context(), refusal, requestID(c), c.Path())
-	s.write(c, refusal, refusal.Reason.Status())
+	s.write(c, refusal, refusal.Reason.Status(), 0, gateway.Text{})
 }
 
-func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
+// write answers with a refusal. A code of 0 is the HTTP status; what text lacks is the
+// refusal's own, or the reason's.
+func (s *Server) write(c echo.Context, refusal *gateway.Error, status, code int, text gateway.Text) {
 	header := c.Response().Header()
 	if !errors.Is(refusal.Cause, errNotReady) { // no verdict: to a plugin this service is not there yet
 		header.Set(headerReason, string(refusal.Reason))
@@ -76,7 +87,16 @@ func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
 	if refusal.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(refusal.RetryAfter.Seconds()))))
 	}
-	body := envelope{Code: status, Message: s.messageOf(c, refusal), Data: refusalData{refusal.Reason, requestID(c)}}
+	if len(refusal.Allow) > 0 {
+		header.Set("Allow", strings.Join(refusal.Allow, ", "))
+	}
+	refusal.Text = text.Or(refusal.Text)
+	data := refusalData{Reason: refusal.Reason, RequestID: requestID(c)}
+	body := envelope{Code: cmp.Or(code, status), Message: s.messageOf(c, refusal)}
+	if refusal.Maintenance != nil {
+		data.Maintenance = &maintenance{body.Message, *refusal.Maintenance}
+	}
+	body.Data = data
 	if err := c.JSON(status, body); err != nil {
 		s.log.DebugContext(c.Request().Context(), "answer not written", "error", err)
 	}
@@ -84,7 +104,9 @@ func (s *Server) write(c echo.Context, refusal *gateway.Error, status int) {
 
 // messageOf is the text that goes with a refusal, in the client's language.
 func (s *Server) messageOf(c echo.Context, refusal *gateway.Error) string {
-	message := s.languages.pick(c.Request().Header.Get("Accept-Language"), messages[refusal.Reason])
+	own := messages[refusal.Reason]
+	best := refusal.Text.Or(gateway.Text{ZH: own.zh, EN: own.en})
+	message := s.languages.pick(c.Request().Header.Get("Accept-Language"), text{best.ZH, best.EN})
 	if refusal.Detail != "" {
 		message += " (" + refusal.Detail + ")"
 	}
@@ -93,14 +115,19 @@ func (s *Server) messageOf(c echo.Context, refusal *gateway.Error) string {
 
 func (s *Server) logRefusal(ctx context.Context, refusal *gateway.Error, id, path string) {
 	level := slog.LevelInfo
+	if refusal.Guard != "" {
+		level = slog.LevelDebug // they are counted: whoever calls too often must not fill the log too
+	}
 	switch refusal.Reason {
 	case gateway.Internal:
 		level = slog.LevelError
-	case gateway.StoreUnavailable:
+	case gateway.StoreUnavailable, gateway.PolicyInvalid:
 		level = slog.LevelWarn
+	case gateway.NeedsMore:
+		level = slog.LevelDebug
 	default: // the client's or the node's matter, not the gateway's
 	}
-	s.log.Log(ctx, level, "refused", "reason", refusal.Reason, "detail", refusal.Detail, "error", refusal.Cause, "path", path, "request", id)
+	s.log.Log(ctx, level, "refused", "reason", refusal.Reason, "guard", refusal.Guard, "detail", refusal.Detail, "error", refusal.Cause, "path", path, "request", id)
 }
 
 func invalid(detail string) error {

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -53,6 +54,9 @@ func (s *Server) login(c echo.Context) error {
 	// The token first: should the binding fail, its user is refused until the
 	// retry succeeds, and not taken for an anonymous one.
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
+	if err := s.admit(ctx, service.ID, report.Token, report.UserID); err != nil {
+		return gateway.Unavailable(err)
+	}
 	result, err := s.bindings.BindIfAbsent(ctx, login)
 	s.metrics.loggedIn(service.ID, result, err)
 	var conflict *gateway.ConflictError
@@ -70,6 +74,16 @@ func (s *Server) login(c echo.Context) error {
 			"user", result.Binding.UserID, "node", result.Binding.NodeID, "login_node", login.NodeID, "request", report.RequestID)
 	}
 	return c.JSON(http.StatusOK, loginAnswer{Node: result.Binding.NodeID, Created: result.Created})
+}
+
+// admit makes a token good that was logged out before, or whose user was kicked out. It
+// must not fail quietly: its user would be refused although they have just logged in.
+func (s *Server) admit(ctx context.Context, serviceID, token, userID string) error {
+	identity := s.policies.Snapshot().Identity(serviceID)
+	if identity == nil || !identity.UsesBlacklist() {
+		return nil
+	}
+	return s.revoked.Admit(ctx, serviceID, token, userID)
 }
 
 // usable drops a name that no store can hold: the login counts all the same.

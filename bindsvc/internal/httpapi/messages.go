@@ -29,6 +29,17 @@ var messages = map[gateway.Reason]text{
 	gateway.PreconditionFailed: {"数据已被修改，请刷新后重试", "The data has changed. Read it again, then retry."},
 	gateway.TooLarge:           {"请求体过大", "The request body is too large."},
 	gateway.RateLimited:        {"请求过于频繁，请稍后重试", "Too many requests. Please try again later."},
+
+	gateway.InMaintenance:       {"系统维护中，请稍后再试", "The system is being maintained. Please try again later."},
+	gateway.SignatureMissing:    {"缺少签名参数", "The request is not signed, or a parameter of the signature is missing."},
+	gateway.SignatureUnknownApp: {"应用不存在或无权调用该接口", "The app is not known, or may not call this interface."},
+	gateway.SignatureExpired:    {"签名时间戳已过期", "The timestamp of the signature has expired."},
+	gateway.SignatureInvalid:    {"签名不正确", "The signature is not right."},
+	gateway.SignatureReplayed:   {"请求已被处理，请勿重复提交", "The request has been sent before."},
+	gateway.SignatureUnreadable: {"签名参数无法解析", "The signed parameters cannot be read, or are too long."},
+	gateway.MethodNotAllowed:    {"不支持的请求方法", "The interface does not have this method."},
+	gateway.PolicyInvalid:       {"网关策略配置有误，请联系管理员", "A policy of the gateway cannot be used. Please contact the administrator."},
+	gateway.NeedsMore:           {"网关需要更多请求信息", "The gateway has to be told more of the request."},
 }
 
 var success = text{"成功", "OK"}

@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 )
 
@@ -20,7 +22,7 @@ type metrics struct {
 	registry  *registry.Registry
 }
 
-func newMetrics(registry *registry.Registry) *metrics {
+func newMetrics(registry *registry.Registry, guards *guard.Chain, policies *policy.Keeper) *metrics {
 	m := &metrics{
 		all: prometheus.NewRegistry(),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -31,7 +33,7 @@ func newMetrics(registry *registry.Registry) *metrics {
 		}, []string{"service", "result"}),
 		registry: registry,
 	}
-	m.all.MustRegister(m.decisions, m.logins, nodeUp{registry}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.all.MustRegister(m.decisions, m.logins, nodeUp{registry}, guardChecks{guards, policies}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -41,7 +43,9 @@ func (m *metrics) decided(serviceID string, decision gateway.Decision, err error
 	result := "anonymous"
 	switch {
 	case err != nil:
-		result = string(asRefusal(err).Reason)
+		if result = string(asRefusal(err).Reason); result == string(gateway.NeedsMore) {
+			return // it is asked about again
+		}
 	case decision.Epoch > 0:
 		result = "bound"
 	}
@@ -89,5 +93,41 @@ func (n nodeUp) Collect(values chan<- prometheus.Metric) {
 			}
 			values <- prometheus.MustNewConstMetric(nodeUpDesc, prometheus.GaugeValue, value, service.ID, node.ID)
 		}
+	}
+}
+
+// guardChecks tells what the guards have done, and which policies they follow.
+type guardChecks struct {
+	guards   *guard.Chain
+	policies *policy.Keeper
+}
+
+var (
+	guardChecksDesc = prometheus.NewDesc("homenode_guard_checks_total",
+		"Checks by guard and result: passed, refused, shadow (would have been refused) or unchecked (the failure policy decided).", []string{"guard", "result"}, nil)
+	policyRevisionDesc = prometheus.NewDesc("homenode_policy_revision", "Revision of the policies that are in force here.", nil, nil)
+	policyAskedDesc    = prometheus.NewDesc("homenode_policy_asked_timestamp_seconds", "When a store last confirmed the policies.", nil, nil)
+	policyProblemsDesc = prometheus.NewDesc("homenode_policy_problems", "Policies that cannot be used.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (guardChecks) Describe(descs chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{guardChecksDesc, policyRevisionDesc, policyAskedDesc, policyProblemsDesc} {
+		descs <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g guardChecks) Collect(values chan<- prometheus.Metric) {
+	for _, state := range g.guards.States() {
+		for i, result := range guard.Results {
+			values <- prometheus.MustNewConstMetric(guardChecksDesc, prometheus.CounterValue, float64(state.Counts[i]), state.Name, result)
+		}
+	}
+	snapshot := g.policies.Snapshot()
+	values <- prometheus.MustNewConstMetric(policyRevisionDesc, prometheus.GaugeValue, float64(snapshot.Revision))
+	values <- prometheus.MustNewConstMetric(policyProblemsDesc, prometheus.GaugeValue, float64(len(snapshot.Problems)))
+	if asked := g.policies.AskedAt(); !asked.IsZero() {
+		values <- prometheus.MustNewConstMetric(policyAskedDesc, prometheus.GaugeValue, float64(asked.UnixMilli())/1000)
 	}
 }

@@ -24,7 +24,9 @@ func (s *Server) Internal() http.Handler {
 
 	v1 := e.Group("/v1", s.authenticate, s.whenReady)
 	v1.GET("/decide", s.decide)
+	v1.POST("/decide", s.decide)
 	v1.POST("/logins", s.login)
+	v1.POST("/logouts", s.logout)
 	v1.GET("/traefik", s.traefik)
 	return e
 }

@@ -35,6 +35,7 @@ type Options struct {
 	AdminWhitelist []netip.Prefix // empty = any address
 	TrustedProxies []netip.Prefix // whose X-Forwarded-For is believed
 	TokenSources   []string
+	TokenTTL       time.Duration // how long an opaque token is remembered
 	MaxAge         time.Duration // how long a plugin may keep a decision
 	StaleIfError   time.Duration // how much longer while this service cannot be asked
 	Messages       string        // zh or en: the language of a client that does not say
@@ -65,6 +66,7 @@ type Server struct {
 	policies *policy.Keeper
 	guards   *guard.Chain
 	revoked  gateway.Revocations
+	subjects guard.Subjects
 	log      *slog.Logger
 }
 
@@ -79,6 +81,7 @@ type Parts struct {
 	Policies *policy.Keeper
 	Guards   *guard.Chain
 	Revoked  gateway.Revocations
+	Subjects guard.Subjects
 	Log      *slog.Logger
 	Stopping <-chan struct{} // closed when the process is to end: imports then end too, to be resumed; nil: never
 }
@@ -91,10 +94,10 @@ func New(opts Options, parts Parts) (*Server, error) {
 	}
 	return &Server{
 		opts: opts, secret: sha256.Sum256([]byte(opts.Secret)), admin: sha256.Sum256([]byte(opts.AdminToken)),
-		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(parts.Registry),
+		sources: parseTokenSources(opts.TokenSources), languages: newLanguages(opts.Messages), metrics: newMetrics(parts.Registry, parts.Guards, parts.Policies),
 		attempts: newAttempts(), importing: make(chan struct{}, 1), conformant: conformant, stopping: parts.Stopping,
 		registry: parts.Registry, decider: parts.Decider, sessions: parts.Sessions, bindings: parts.Bindings,
-		store: parts.Store, users: parts.Users, policies: parts.Policies, guards: parts.Guards, revoked: parts.Revoked, log: parts.Log,
+		store: parts.Store, users: parts.Users, policies: parts.Policies, guards: parts.Guards, revoked: parts.Revoked, subjects: parts.Subjects, log: parts.Log,
 	}, nil
 }
 

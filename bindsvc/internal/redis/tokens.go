@@ -16,6 +16,11 @@ func (s *Store) PutToken(ctx context.Context, serviceID, token, userID string) e
 	return harmless(s.client.Set(ctx, tokenKey(serviceID, token), userID, s.tokenTTL).Err())
 }
 
+// DropToken implements gateway.TokenCache.
+func (s *Store) DropToken(ctx context.Context, serviceID, token string) error {
+	return harmless(s.client.Del(ctx, tokenKey(serviceID, token)).Err())
+}
+
 // UserByToken implements gateway.Tokens.
 func (s *Store) UserByToken(ctx context.Context, serviceID, token string) (string, error) {
 	var answer *goredis.StringCmd

@@ -199,6 +199,21 @@ func (r *Resolver) Learn(ctx context.Context, serviceID, token, userID string) {
 	}
 }
 
+// Forget ends what is known of a token that was logged out. Other instances may know it
+// for localFresh more.
+func (r *Resolver) Forget(ctx context.Context, serviceID, token string) error {
+	if len(token) > gateway.MaxTokenBytes {
+		return nil
+	}
+	k := keyOf(serviceID, token)
+	r.mu.Lock()
+	delete(r.unlearned, k)
+	r.mu.Unlock()
+	err := r.writeGate.Do(ctx, func(ctx context.Context) error { return r.cache.DropToken(ctx, serviceID, token) })
+	r.local.Invalidate(k) // after the cache: what is read between would bring it back
+	return err
+}
+
 func (r *Resolver) unlearnedUser(k key) (string, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

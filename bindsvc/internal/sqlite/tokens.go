@@ -29,6 +29,15 @@ func (s *Store) PutToken(ctx context.Context, serviceID, token, userID string) e
 	})
 }
 
+// DropToken implements gateway.TokenCache.
+func (s *Store) DropToken(ctx context.Context, serviceID, token string) error {
+	hash := sha256.Sum256([]byte(token))
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM gateway_token WHERE service_id = $1 AND token_hash = $2`, serviceID, hash[:])
+		return err
+	})
+}
+
 // UserByToken implements gateway.Tokens. A token in use does not expire: no
 // session store stands behind this one that could be asked instead.
 func (s *Store) UserByToken(ctx context.Context, serviceID, token string) (userID string, err error) {
