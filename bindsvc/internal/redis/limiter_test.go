@@ -70,10 +70,12 @@ func TestLimiterHoldsTheRateAcrossInstances(t *testing.T) {
 		})
 	}
 	takers.Wait()
+	for take(t, second, bucket).Allowed { // what came after the last asked
+		admitted.Add(1)
+	}
 	seconds := redisTime(t, first).Sub(start).Seconds()
 	require.LessOrEqual(t, float64(admitted.Load()), 20+100*seconds)
-	// The last token may have come after the last asked, which with 8 takers is no long time.
-	require.InDelta(t, 20+100*seconds, float64(admitted.Load()), 5)
+	require.InDelta(t, 20+100*seconds, float64(admitted.Load()), 3, "one token, and what the questions took")
 }
 
 // TestLimiterIsExactOverMinutes sets the time of the last admission back instead of waiting.
@@ -93,7 +95,7 @@ func TestLimiterIsExactOverMinutes(t *testing.T) {
 		require.NoError(t, client.Set(ctx, key, fmt.Sprint(level, " ", micros-step.Microseconds()), time.Minute).Err())
 	}
 	seconds := redisTime(t, store).Sub(start).Seconds() + (steps-1)*step.Seconds()
-	require.InDelta(t, 20+100*seconds, float64(admitted), 1.5, "one token, and what the questions took")
+	require.InDelta(t, 20+100*seconds, float64(admitted), 2, "one token, and what the questions took")
 }
 
 func TestLimiterTakesAllOrNothing(t *testing.T) {
