@@ -383,7 +383,10 @@ func TestOpenRefusesWithoutShowingThePassword(t *testing.T) {
 	}
 }
 
-func TestCluster(t *testing.T) {
+// openCluster returns a Store of a cluster of its own: of one server, which is as strict
+// about keys in different slots as one of many.
+func openCluster(t *testing.T) *redis.Store {
+	t.Helper()
 	own, err := testenv.StartRedis("", testenv.RedisOptions{Args: []string{"--cluster-enabled", "yes"}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, own.Close()) })
@@ -395,12 +398,17 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	requireTrusted(t, store)
+	return store
+}
+
+func TestCluster(t *testing.T) {
+	store := openCluster(t)
 	ctx := t.Context()
 	for i := range 50 {
 		require.NoError(t, store.FillUser(ctx, "ai", fmt.Sprint(i), gateway.Route{NodeID: "n1", Epoch: 1}))
 	}
 	require.NoError(t, store.Invalidate(ctx, append(byUser("1"), byUser("2")...)))
-	_, err = store.RouteByUser(ctx, "ai", "1")
+	_, err := store.RouteByUser(ctx, "ai", "1")
 	require.ErrorIs(t, err, gateway.ErrNotFound)
 	_, err = store.RouteByUser(ctx, "ai", "3")
 	require.NoError(t, err)
@@ -418,4 +426,38 @@ func TestCloseEndsAStoreThatNeverConnected(t *testing.T) {
 	require.NoError(t, err)
 	require.Error(t, store.Ping(t.Context()))
 	require.NoError(t, store.Close())
+}
+
+func TestGuardsInACluster(t *testing.T) {
+	store := openCluster(t)
+	ctx := t.Context()
+
+	require.True(t, take(t, store, slow("a", 1), slow("b", 2), slow("c", 3)).Allowed)
+	require.False(t, take(t, store, slow("c", 3), slow("a", 1)).Allowed)
+
+	for i := range 20 { // in as many slots
+		token, userID := fmt.Sprint("t", i), fmt.Sprint(i)
+		require.NoError(t, store.RevokeToken(ctx, "ai", token, time.Hour))
+		requireRevoked(t, store, true, token, userID, noTime)
+		require.NoError(t, store.RevokeUser(ctx, "ai", userID, time.Hour))
+		require.NoError(t, store.Admit(ctx, "ai", token, userID))
+		requireRevoked(t, store, false, token, userID, noTime)
+		requireRevoked(t, store, true, "other", userID, noTime)
+		first, err := store.UseNonce(ctx, "app", token, time.Minute)
+		require.NoError(t, err)
+		require.True(t, first)
+	}
+
+	heard, end := follow(t, store)
+	requireHeard(t, heard, time.Second)
+	policies := []gateway.Policy{policy(gateway.PolicyApps, "a", "{}", 1), policy(gateway.PolicyGuards, "b", "{}", 2), policy(gateway.PolicyRateLimit, "c", "{}", 3)}
+	publish(t, store, 3, policies...)
+	requireHeard(t, heard, time.Second)
+	requireServed(t, store, 3, policies...)
+	require.NoError(t, store.AddPending(ctx, pending("a", "{}", someTime)))
+	requireHeard(t, heard, time.Second)
+	requirePending(t, store, pending("a", "{}", someTime))
+	require.NoError(t, store.RemovePending(ctx, pending("a", "{}", someTime)))
+	requirePending(t, store)
+	end()
 }

@@ -46,9 +46,11 @@ type Config struct {
 	Log *slog.Logger // none by default
 }
 
-// Store is a gateway.TokenCache and gateway.RouteCache. It is safe for concurrent use.
+// Store is a gateway.TokenCache and gateway.RouteCache, and what the guards share: a
+// gateway.PolicyCache, Revocations, Limiter and Nonces. It is safe for concurrent use.
 type Store struct {
 	client   goredis.UniversalClient
+	log      *slog.Logger
 	tokenTTL time.Duration
 	sliding  bool
 	trust    *trust
@@ -73,7 +75,7 @@ func Open(cfg Config) (*Store, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{tokenTTL: cfg.TokenTTL, sliding: cfg.SlidingTokens, trust: newTrust(log), ended: make(chan struct{})}
+	s := &Store{log: log, tokenTTL: cfg.TokenTTL, sliding: cfg.SlidingTokens, trust: newTrust(log), ended: make(chan struct{})}
 	if s.tokenTTL == 0 {
 		s.tokenTTL = 24 * time.Hour
 	}
