@@ -99,9 +99,9 @@ func decode(payload string) []gateway.Change {
 	var change gateway.Change
 	if err := json.Unmarshal([]byte(payload), &change); err == nil {
 		switch change.Kind {
-		case gateway.ChangeUser, gateway.ChangeUsername, gateway.ChangeBindings, gateway.ChangeRegistry:
+		case gateway.ChangeUser, gateway.ChangeUsername, gateway.ChangeBindings, gateway.ChangeRegistry, gateway.ChangePolicies, gateway.ChangeRoles:
 			return []gateway.Change{change}
 		}
 	}
-	return []gateway.Change{{Kind: gateway.ChangeBindings}, {Kind: gateway.ChangeRegistry}}
+	return []gateway.Change{{Kind: gateway.ChangeBindings}, {Kind: gateway.ChangeRegistry}, {Kind: gateway.ChangePolicies}, {Kind: gateway.ChangeRoles}}
 }

@@ -252,6 +252,9 @@ func (s *Store) DeleteService(ctx context.Context, id string) error {
 		if nodes+bindings > 0 {
 			return gateway.Conflictf("service %q still has nodes (%d) or bindings (%d): delete those first", id, nodes, bindings)
 		}
+		if err := dropRoles(ctx, tx, id); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, `DELETE FROM gateway_service WHERE id = $1`, id); err != nil {
 			return err
 		}

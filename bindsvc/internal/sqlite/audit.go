@@ -46,6 +46,9 @@ func (s *Store) Record(ctx context.Context, entry gateway.AuditEntry) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error { return record(ctx, tx, s.now(), entry) })
 }
 
+const auditColumns = `id, at, actor, coalesce(address, ''), coalesce(request_id, ''), action, coalesce(service_id, ''), coalesce(node_id, ''),
+	coalesce(user_id, ''), coalesce(username, ''), coalesce(username_key_before, ''), coalesce(username_key_after, ''), before, after`
+
 // ListAudit implements gateway.AuditLog.
 func (s *Store) ListAudit(ctx context.Context, filter gateway.AuditFilter) (page []gateway.AuditEntry, total int64, err error) {
 	where, args := auditWhere(filter)
@@ -53,10 +56,7 @@ func (s *Store) ListAudit(ctx context.Context, filter gateway.AuditFilter) (page
 		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM gateway_audit`+where, args...).Scan(&total); err != nil {
 			return err
 		}
-		page, err = collect(ctx, tx, scanAudit, `SELECT id, at, actor, coalesce(address, ''), coalesce(request_id, ''), action,
-				coalesce(service_id, ''), coalesce(node_id, ''), coalesce(user_id, ''), coalesce(username, ''),
-				coalesce(username_key_before, ''), coalesce(username_key_after, ''), before, after
-			FROM gateway_audit`+where+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
+		page, err = collect(ctx, tx, scanAudit, `SELECT `+auditColumns+` FROM gateway_audit`+where+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
 		return err
 	})
 	return page, total, err

@@ -14,6 +14,10 @@ const pollInterval = 200 * time.Millisecond
 // manyChanges is when a follower that has fallen behind is told "anything" instead.
 const manyChanges = 1000
 
+func anything() []gateway.Change {
+	return []gateway.Change{{Kind: gateway.ChangeBindings}, {Kind: gateway.ChangeRegistry}, {Kind: gateway.ChangePolicies}, {Kind: gateway.ChangeRoles}}
+}
+
 // Follow implements gateway.ChangeFeed, until ctx ends; then it returns nil. This
 // process's own writes are told one by one. SQLite tells of another process's only
 // that there was one.
@@ -35,8 +39,9 @@ func (s *Store) Follow(ctx context.Context, live func(bool), changed func(gatewa
 			isLive = true
 			live(true)
 		case err == nil && version != known:
-			changed(gateway.Change{Kind: gateway.ChangeBindings})
-			changed(gateway.Change{Kind: gateway.ChangeRegistry})
+			for _, change := range anything() {
+				changed(change)
+			}
 		}
 		known = version
 		for waiting := true; waiting; {
@@ -112,7 +117,7 @@ func (f *follower) put(changes []gateway.Change) {
 	defer f.mu.Unlock()
 	f.pending = append(f.pending, changes...)
 	if len(f.pending) > manyChanges {
-		f.pending = []gateway.Change{{Kind: gateway.ChangeBindings}, {Kind: gateway.ChangeRegistry}}
+		f.pending = anything()
 	}
 	select {
 	case f.wake <- struct{}{}:

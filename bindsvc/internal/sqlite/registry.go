@@ -200,7 +200,8 @@ func (s *Store) UpdateNode(ctx context.Context, id string, change func(*gateway.
 
 // DeleteService implements gateway.RegistryStore.
 func (s *Store) DeleteService(ctx context.Context, id string) error {
-	return s.change(ctx, func(tx registryTx) error {
+	var hadRoles bool
+	err := s.change(ctx, func(tx registryTx) error {
 		service, err := scanService(tx.QueryRowContext(ctx, `SELECT `+serviceColumns+` FROM gateway_service WHERE id = $1`, id))
 		if err != nil {
 			return err
@@ -214,11 +215,18 @@ func (s *Store) DeleteService(ctx context.Context, id string) error {
 		if nodes+bindings > 0 {
 			return gateway.Conflictf("service %q still has nodes (%d) or bindings (%d): delete those first", id, nodes, bindings)
 		}
+		if hadRoles, err = tx.dropRoles(ctx, id); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM gateway_service WHERE id = $1`, id); err != nil {
 			return err
 		}
 		return tx.record(ctx, gateway.AuditServiceChange(&service, nil))
 	})
+	if err == nil && hadRoles {
+		s.hub.publish(gateway.Change{Kind: gateway.ChangeRoles})
+	}
+	return err
 }
 
 // DeleteNode implements gateway.RegistryStore.

@@ -29,6 +29,12 @@ func TestConformance(t *testing.T) { storetest.Run(t, backend) }
 
 func TestNothingCommittedIsLostByAKill(t *testing.T) { storetest.RunKilled(t, backend) }
 
+func TestRevocations(t *testing.T) {
+	storetest.RunRevocations(t, func(t *testing.T) gateway.Revocations {
+		return open(t, filepath.Join(t.TempDir(), "homenode.db"), sqlite.Options{})
+	})
+}
+
 func open(t *testing.T, path string, opts sqlite.Options) *sqlite.Store {
 	t.Helper()
 	store, err := sqlite.Open(t.Context(), path, opts)

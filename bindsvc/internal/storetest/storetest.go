@@ -1,10 +1,11 @@
 // Package storetest is the one conformance suite that every gateway.Store passes:
-// the binding rules, the registry's conflicts, the audit, imports, the change feed,
-// and races between stores and between processes.
+// the binding rules, the registry's conflicts, policies and roles, the audit, imports,
+// the change feed, and races between stores and between processes.
 package storetest
 
 import (
 	"context"
+	"maps"
 	"os"
 	"testing"
 	"time"
@@ -38,10 +39,20 @@ func Run(t *testing.T, b Backend) {
 	t.Run("import records", func(t *testing.T) { testImportRecords(t, b) })
 	t.Run("undo", func(t *testing.T) { testUndo(t, b) })
 	t.Run("runs of an import", func(t *testing.T) { testImportRuns(t, b) })
+	t.Run("policies", func(t *testing.T) { testPolicies(t, b) })
+	t.Run("policy bodies", func(t *testing.T) { testPolicyBodies(t, b) })
+	t.Run("policy history", func(t *testing.T) { testPolicyHistory(t, b) })
+	t.Run("many policies", func(t *testing.T) { testManyPolicies(t, b) })
+	t.Run("policy feed", func(t *testing.T) { testPolicyFeed(t, b) })
+	t.Run("roles", func(t *testing.T) { testRoles(t, b) })
+	t.Run("role lists", func(t *testing.T) { testRoleLists(t, b) })
+	t.Run("role feed", func(t *testing.T) { testRoleFeed(t, b) })
 	t.Run("feed", func(t *testing.T) { testFeed(t, b) })
 	t.Run("race of stores", func(t *testing.T) { testRaceOfStores(t, b) })
 	t.Run("race of names", func(t *testing.T) { testRaceOfNames(t, b) })
 	t.Run("race of imports", func(t *testing.T) { testRaceOfImports(t, b) })
+	t.Run("race of policy writers", func(t *testing.T) { testRaceOfPolicyWriters(t, b) })
+	t.Run("race of roles", func(t *testing.T) { testRaceOfRoles(t, b) })
 	t.Run("race of processes", func(t *testing.T) { testRaceOfProcesses(t, b) })
 	t.Run("race of registry writers", func(t *testing.T) { testRaceOfRegistryWriters(t, b) })
 }
@@ -126,7 +137,20 @@ func follow(t *testing.T, store gateway.Store) followed {
 	return f
 }
 
-// requireTold waits until the feed has told of every change, exactly or by "any binding".
+// covers reports whether the change is told, exactly or as one of many.
+func covers(told, change gateway.Change) bool {
+	switch told {
+	case change:
+		return true
+	case gateway.Change{Kind: gateway.ChangeBindings}:
+		return change.Kind == gateway.ChangeUser || change.Kind == gateway.ChangeUsername
+	case gateway.Change{Kind: gateway.ChangeRoles}:
+		return change.Kind == gateway.ChangeRoles
+	}
+	return false
+}
+
+// requireTold waits until the feed has told of every change.
 func (f followed) requireTold(t *testing.T, changes ...gateway.Change) {
 	t.Helper()
 	missing := map[gateway.Change]bool{}
@@ -137,16 +161,21 @@ func (f followed) requireTold(t *testing.T, changes ...gateway.Change) {
 	for len(missing) > 0 {
 		select {
 		case told := <-f.changes:
-			delete(missing, told)
-			if told.Kind == gateway.ChangeBindings {
-				for change := range missing {
-					if change.Kind != gateway.ChangeRegistry {
-						delete(missing, change)
-					}
-				}
-			}
+			maps.DeleteFunc(missing, func(change gateway.Change, _ bool) bool { return covers(told, change) })
 		case <-deadline:
 			require.Empty(t, missing, "not told within a second")
 		}
+	}
+}
+
+// next returns what the feed tells next.
+func (f followed) next(t *testing.T) gateway.Change {
+	t.Helper()
+	select {
+	case told := <-f.changes:
+		return told
+	case <-time.After(time.Second):
+		require.Fail(t, "nothing told within a second")
+		return gateway.Change{}
 	}
 }
