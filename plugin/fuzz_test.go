@@ -57,7 +57,7 @@ func FuzzLoginResponse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(plain) > maxLoginResponse {
+		if len(plain) > maxHeld {
 			t.Fatalf("%d bytes decoded", len(plain))
 		}
 		result, problem := m.login.judge(plain)
@@ -77,7 +77,7 @@ func FuzzStrip(f *testing.F) {
 		header := http.Header{name: {"forged"}}
 		m.guarded.strip(header)
 		folded := fold(name)
-		guarded := strings.HasPrefix(folded, homenodePrefix) || folded == fold(headerRequest) && name != headerRequest
+		guarded := strings.HasPrefix(folded, foldedPrefix) || folded == fold(headerRequest) && name != headerRequest
 		for _, own := range decisionHeaders {
 			guarded = guarded || folded == fold(own)
 		}
@@ -102,7 +102,7 @@ func FuzzToken(f *testing.F) {
 		if token != "" && found != token {
 			t.Errorf("the first source has %q, found %q", token, found)
 		}
-		call, err := m.client.newQuestion(t.Context(), req, &question{requestID: "id", service: "ai", token: found})
+		call, err := m.client.newQuestion(t.Context(), req, &question{requestID: "id", service: "ai", token: found}, &need{})
 		if err != nil {
 			return
 		}

@@ -298,7 +298,7 @@ func TestTooManyLoginsOnTheirWay(t *testing.T) {
 		return len(taken) == 1000
 	}, 20*time.Second, 20*time.Millisecond)
 	require.NotContains(t, taken, "login-1001")
-	require.Contains(t, logs.String(), "login-1001: 1000 logins wait")
+	require.Contains(t, logs.String(), "login-1001: 1000 reports wait")
 }
 
 // A WebSocket's handshake and its bytes pass as through a bare proxy.
