@@ -166,12 +166,8 @@ func (m *Middleware) ask(req *http.Request, q *question) (*answer, error) {
 		c.complain(q.requestID, err)
 		return nil, errUnavailable
 	}
-	wanted := strings.Join(a.header[headerNeed], ",")
-	if a.status == http.StatusPreconditionRequired {
-		return m.askMore(req, q, wanted)
-	}
-	if wanted != usual.text {
-		m.need.Store(parseNeed(wanted))
+	if a.status == http.StatusPreconditionRequired || strings.Join(a.header[headerNeed], ",") != usual.text {
+		return m.heed(req, q, a)
 	}
 	return a, nil
 }

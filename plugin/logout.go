@@ -13,10 +13,13 @@ type logoutResult struct {
 	RequestID string `json:"requestId"`
 }
 
-// isLogout reports whether a request to logoutPath that carries a token ends it. Preflights and HEAD only ask.
-func isLogout(req *http.Request, q *question) bool {
-	// Neither a token that is never sent on nor one that JSON cannot carry is anybody's.
-	return req.Method != http.MethodOptions && req.Method != http.MethodHead && len(q.token) <= maxToken && utf8.ValidString(q.token)
+// isLogout reports whether a request to logoutPath ends the token it carries. Preflights and HEAD only ask, and
+// neither a token that is too long to be sent on nor one that JSON cannot carry is anybody's.
+func (m *Middleware) isLogout(req *http.Request, q *question) bool {
+	if m.logoutPath == "" || q.token == "" || len(q.token) > maxToken || !utf8.ValidString(q.token) {
+		return false
+	}
+	return req.Method != http.MethodOptions && req.Method != http.MethodHead
 }
 
 // reportLogout tells the binding service of a logout, if it is a success.

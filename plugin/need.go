@@ -165,20 +165,24 @@ func (f *form) attach(call *http.Request) {
 	call.Body = io.NopCloser(bytes.NewReader(body))
 }
 
-// askMore puts a question again, with what the binding service has asked for in answer to it. That a question is
-// not decided then is no decision.
-func (m *Middleware) askMore(req *http.Request, q *question, wanted string) (*answer, error) {
-	n := parseNeed(wanted)
-	if q.more != nil || n.nothing() {
-		m.client.complain(q.requestID, fmt.Errorf("status %d that asks for %q", http.StatusPreconditionRequired, wanted))
+// heed notes for the next questions what an answer says is needed. One that decides nothing says what is needed of
+// this very request: the question is put again with that, and has to be decided then.
+func (m *Middleware) heed(req *http.Request, q *question, a *answer) (*answer, error) {
+	wanted := parseNeed(strings.Join(a.header[headerNeed], ","))
+	if a.status != http.StatusPreconditionRequired {
+		m.need.Store(wanted)
+		return a, nil
+	}
+	if q.more != nil || wanted.nothing() {
+		m.client.complain(q.requestID, fmt.Errorf("status %d that asks for %q", a.status, wanted.text))
 		return nil, errUnavailable
 	}
-	q.more = n
-	if n.form && isForm(req) {
+	q.more = wanted
+	if wanted.form && isForm(req) {
 		q.form = m.readForm(req)
 	}
-	a, err := m.ask(req, q)
+	decided, err := m.ask(req, q)
 	q.more = nil
 	q.form = nil
-	return a, err
+	return decided, err
 }

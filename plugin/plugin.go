@@ -171,7 +171,7 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		m.serveUndecided(rw, req, &q, err)
 	case a.status != http.StatusOK:
 		a.send(rw)
-	case q.login, q.token != "" && m.logoutPath != "" && req.URL.Path == m.logoutPath && isLogout(req, &q):
+	case q.login || req.URL.Path == m.logoutPath && m.isLogout(req, &q):
 		m.guarded.set(req.Header, a.header)
 		m.serveHeld(rw, req, &q)
 	default:
