@@ -148,7 +148,7 @@ func (m *Middleware) ask(req *http.Request, q *question) (*answer, error) {
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), m.timeout)
 	defer cancel()
-	usual := m.need.Load().(*need)
+	usual := m.need.Load().(*need) //nolint:forcetypeassert // nothing else is stored
 	call, err := c.newQuestion(ctx, req, q, usual)
 	if err != nil {
 		c.settle(probe)
