@@ -22,8 +22,7 @@ const (
 	pollInterval = 5 * time.Second
 	durableLimit = 2 * time.Second
 	cacheLimit   = time.Second
-	publishAgain = time.Minute // a cache that was emptied is filled again
-	settleLimit  = 5 * time.Second
+	publishAgain = time.Minute      // a cache that was emptied is filled again
 	switchLimit  = 2 * time.Second  // then a switch goes through the cache
 	changeLimit  = 20 * time.Second // 10,000 policies at once
 
@@ -135,7 +134,12 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	k.refreshing.Lock()
 	defer k.refreshing.Unlock()
 	pending, pendingErr := k.pending(ctx)
-	policies, revision, origin, err := k.load(ctx, pending)
+	revision, err := k.revision(ctx)
+	if err == nil && len(pending) > 0 {
+		pending = k.settle(ctx, pending)
+		revision, err = k.revision(ctx)
+	}
+	policies, revision, origin, err := k.load(ctx, revision, len(pending), err)
 	if err != nil {
 		return errors.Join(err, pendingErr)
 	}
@@ -157,19 +161,18 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// load reads the policies where they can be read; nil if they are those of the snapshot.
-func (k *Keeper) load(ctx context.Context, pending []gateway.PendingPolicy) (policies []gateway.Policy, revision int64, origin string, err error) {
-	now := k.Snapshot()
+func (k *Keeper) revision(ctx context.Context) (int64, error) {
 	limited, cancel := context.WithTimeout(ctx, durableLimit)
 	defer cancel()
-	revision, err = k.store.PolicyRevision(limited)
-	if err == nil && len(pending) > 0 {
-		k.settle(ctx, pending)
-		if left, err := k.pending(ctx); err == nil && len(left) == 0 {
-			pending = nil
-		}
-	}
-	if err == nil && now.Origin == originDurable && now.Revision == revision && now.Pending == 0 && len(pending) == 0 {
+	return k.store.PolicyRevision(limited)
+}
+
+// load reads the policies where they can be read; nil if they are those of the snapshot.
+// The revision is that of the durable store, unless err says that it cannot be asked.
+func (k *Keeper) load(ctx context.Context, revision int64, pending int, err error) ([]gateway.Policy, int64, string, error) {
+	now := k.Snapshot()
+	var policies []gateway.Policy
+	if err == nil && now.Origin == originDurable && now.Revision == revision && now.Pending == 0 && pending == 0 {
 		k.publish(ctx, now.policies, revision)
 		return nil, revision, originDurable, nil
 	}
@@ -185,13 +188,14 @@ func (k *Keeper) load(ctx context.Context, pending []gateway.PendingPolicy) (pol
 	if k.cache == nil || ctx.Err() != nil {
 		return nil, 0, "", err
 	}
-	limited, cancel = context.WithTimeout(ctx, cacheLimit)
+	limited, cancel := context.WithTimeout(ctx, cacheLimit)
 	defer cancel()
 	served, revision, cacheErr := k.cache.ServedPolicies(limited)
 	switch {
 	case cacheErr != nil:
 		return nil, 0, "", errors.Join(err, cacheErr)
 	case revision < now.Revision: // a cache that was emptied knows less than this instance
+		k.published = 0
 		return notNil(withoutPending(now)), now.Revision, originMemory, nil
 	}
 	return notNil(served), revision, originCache, nil
@@ -261,29 +265,34 @@ func (k *Keeper) publish(ctx context.Context, policies []gateway.Policy, revisio
 	k.published, k.publishedAt = revision, k.now()
 }
 
-// settle hands switches to the durable store that it could not take before. One that
-// was changed there since is dropped.
-func (k *Keeper) settle(ctx context.Context, pending []gateway.PendingPolicy) {
-	for _, p := range pending {
-		limited, cancel := context.WithTimeout(gateway.WithActor(ctx, p.Actor), settleLimit)
-		_, err := k.store.ChangePolicies(limited, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
-			for _, there := range now {
-				if there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At) {
-					return nil, nil
-				}
-			}
-			return []gateway.PolicyChange{p.PolicyChange}, nil
-		})
-		if err == nil {
-			err = k.cache.RemovePending(limited, p)
-		}
-		cancel()
-		if err != nil {
+// settle hands switches to the durable store that it could not take before, and returns
+// those that it still does not take. One that was changed there since is dropped.
+func (k *Keeper) settle(ctx context.Context, pending []gateway.PendingPolicy) []gateway.PendingPolicy {
+	for i, p := range pending {
+		if err := k.handOn(gateway.WithActor(ctx, p.Actor), p); err != nil {
 			k.log.WarnContext(ctx, "switch not handed to the durable store yet", "kind", p.Kind, "id", p.ID, "error", err)
-			return
+			return pending[i:]
 		}
 		k.log.InfoContext(ctx, "switch handed to the durable store", "kind", p.Kind, "id", p.ID, "actor", p.Actor.Name)
 	}
+	return nil
+}
+
+func (k *Keeper) handOn(ctx context.Context, p gateway.PendingPolicy) error {
+	ctx, cancel := context.WithTimeout(ctx, switchLimit)
+	defer cancel()
+	_, err := k.store.ChangePolicies(ctx, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
+		if slices.ContainsFunc(now, func(there gateway.Policy) bool {
+			return there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At)
+		}) {
+			return nil, nil
+		}
+		return []gateway.PolicyChange{p.PolicyChange}, nil
+	})
+	if err != nil {
+		return err
+	}
+	return k.cache.RemovePending(ctx, p)
 }
 
 // Changed is what a change did.
