@@ -35,6 +35,8 @@ var (
 	errClientGone = errors.New("the client went away")
 	// errUnavailable: the binding service gave no decision.
 	errUnavailable = errors.New("no decision from the binding service")
+	// errUnaskable: the client has sent what no question can hold. It must not get it around the guards.
+	errUnaskable = errors.New("the request's path, query and headers are too long to ask about")
 )
 
 var userAgent = []string{"homenode-plugin"}
@@ -53,11 +55,11 @@ type client struct {
 	// complainedAt is when the last failure was logged, Unix nanoseconds.
 	complainedAt atomic.Int64
 
-	// pendingCount counts the logins on their way, readable without the lock by every request.
+	// pendingCount counts the logins and logouts on their way, readable without the lock by every request.
 	pendingCount atomic.Int64
 	pendingMutex sync.Mutex
-	// pending are the logins on their way to the binding service, by tokenKey.
-	pending map[string]*pendingLogin
+	// pending are the logins on their way to the binding service, by tokenKey and nameKey.
+	pending map[string]*report
 }
 
 var (
@@ -102,7 +104,7 @@ func newClient(endpoint *url.URL, secret string) *client {
 		transport:     transport,
 		base:          base,
 		authorization: []string{"Bearer " + secret},
-		pending:       map[string]*pendingLogin{},
+		pending:       map[string]*report{},
 	}
 }
 
@@ -115,6 +117,10 @@ type question struct {
 	// login: username is that of a login, "" if the request names none.
 	login    bool
 	username string
+	// more is what the binding service wants to know of this very request, nil if it is what it always wants; form
+	// is what more asks for, if it does.
+	more *need
+	form *form
 }
 
 // answer is the binding service's decision: to forward a request if status is 200, else what to tell its client.
@@ -129,23 +135,25 @@ func (a *answer) bound() bool {
 	return len(a.header[headerEpoch]) > 0
 }
 
-// ask puts one question to the binding service and waits at most timeout. The error is errClientGone, or
-// errUnavailable when there is no answer or none of the binding service's own. The reason for the latter is
-// logged, at most once a second.
-func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*answer, error) {
+// ask puts one question to the binding service, once more if it asks back, and waits at most the timeout for each
+// answer. The error is errClientGone, errUnaskable, or errUnavailable when there is no answer or none of the binding
+// service's own. The reason is logged, at most once a second.
+func (m *Middleware) ask(req *http.Request, q *question) (*answer, error) {
+	c := m.client
 	probe := false
 	if until := c.restUntil.Load(); until != 0 {
-		if probe = c.mayProbe(until, timeout); !probe {
+		if probe = c.mayProbe(until, m.timeout); !probe {
 			return nil, errUnavailable
 		}
 	}
-	ctx, cancel := context.WithTimeout(req.Context(), timeout)
+	ctx, cancel := context.WithTimeout(req.Context(), m.timeout)
 	defer cancel()
-	call, err := c.newQuestion(ctx, req, q)
+	usual := m.need.Load().(*need) //nolint:forcetypeassert // nothing else is stored
+	call, err := c.newQuestion(ctx, req, q, usual)
 	if err != nil {
 		c.settle(probe)
 		c.complain(q.requestID, err)
-		return nil, errUnavailable
+		return nil, err
 	}
 	a, err := c.exchange(call)
 	if err != nil {
@@ -157,6 +165,9 @@ func (c *client) ask(req *http.Request, q *question, timeout time.Duration) (*an
 	if err := a.verify(); err != nil {
 		c.complain(q.requestID, err)
 		return nil, errUnavailable
+	}
+	if a.status == http.StatusPreconditionRequired || strings.Join(a.header[headerNeed], ",") != usual.text {
+		return m.heed(req, q, a)
 	}
 	return a, nil
 }
@@ -189,9 +200,9 @@ func (c *client) settle(probe bool) {
 	}
 }
 
-// newQuestion writes the forward-auth question. The query stays out of X-Forwarded-Uri: it may carry the token,
-// and URLs end up in logs.
-func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question) (*http.Request, error) {
+// newQuestion writes the forward-auth question, with what is usually needed or what q says. The query stays out of
+// X-Forwarded-Uri: it may carry the token, and URLs end up in logs.
+func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question, usual *need) (*http.Request, error) {
 	call, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/v1/decide", nil)
 	if err != nil {
 		return nil, err
@@ -204,12 +215,12 @@ func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question
 	if len(host) == 0 {
 		host = []string{req.Host}
 	}
-	uri, via := req.URL.EscapedPath(), forwardedFor(req)
-	languages := req.Header["Accept-Language"]
-	if len(uri)+len(via)+len(strings.Join(host, ","))+len(strings.Join(languages, ",")) > maxQuestion {
-		return nil, errors.New("the request's path and headers are too long to ask about")
+	have := haveNone
+	if len(req.Header["Content-Type"]) > 0 && isForm(req) {
+		have = haveForm
 	}
-
+	uri := req.URL.EscapedPath()
+	languages := req.Header["Accept-Language"]
 	call.Header = http.Header{
 		"Authorization":      c.authorization,
 		"User-Agent":         userAgent,
@@ -217,10 +228,23 @@ func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question
 		"X-Forwarded-Proto":  proto,
 		"X-Forwarded-Host":   host,
 		"X-Forwarded-Uri":    []string{uri},
-		"X-Forwarded-For":    []string{via},
 		"Accept-Language":    languages,
 		headerRequest:        []string{q.requestID},
 		headerService:        []string{q.service},
+		headerHave:           have,
+	}
+	size := len(uri) + len(strings.Join(host, ",")) + len(strings.Join(languages, ","))
+	if q.more != nil {
+		usual = q.more
+	}
+	if usual.text != "" {
+		size += usual.tell(call.Header, req)
+	}
+	if size > maxQuestion {
+		return nil, errUnaskable
+	}
+	if q.form != nil {
+		q.form.attach(call)
 	}
 	switch {
 	case q.login:
@@ -286,7 +310,7 @@ func (a *answer) verify() error {
 var hopByHop = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Date", "Content-Length"}
 
-// send gives a rejection to the client.
+// send gives a rejection to the client, without what is between the binding service and the plugin.
 func (a *answer) send(rw http.ResponseWriter) {
 	status := a.status
 	if a.header.Get(headerClientStatus) == "200" {
@@ -300,10 +324,11 @@ func (a *answer) send(rw http.ResponseWriter) {
 	for _, name := range hopByHop {
 		delete(a.header, name)
 	}
-	delete(a.header, headerClientStatus)
 	delete(a.header, headerRequest) // set already, and what the client and the node know
 	for name, values := range a.header {
-		rw.Header()[name] = values
+		if !strings.HasPrefix(name, homenodePrefix) {
+			rw.Header()[name] = values
+		}
 	}
 	rw.WriteHeader(status)
 	io.Copy(rw, bytes.NewReader(a.body))

@@ -3,13 +3,55 @@ package plugin
 import (
 	"bufio"
 	"bytes"
+	"log"
 	"net"
 	"net/http"
 	"strings"
 )
 
-// capture is the response writer of a login. It holds back a response with a 2xx status until release, and lets
-// every other one pass. A response that outgrows maxLoginResponse passes from there on, and tooLarge is set.
+// maxHeld is how much of a response is held back, and how much it may decompress to.
+const maxHeld = 256 << 10
+
+// serveHeld lets the node answer a login or a logout and holds the response back until the binding service knows of
+// a success: no client can use a token before its user is bound, or is told that a token is void before it is.
+// Whatever becomes of the report, the response reaches the client as the node sent it. If the node aborts half-way,
+// the client sees it too.
+func (m *Middleware) serveHeld(rw http.ResponseWriter, req *http.Request, q *question) {
+	// The response has to be read.
+	req.Header.Set("Accept-Encoding", "identity")
+	node := req.Header.Get(headerNode)
+
+	held := &capture{rw: rw, requestID: q.requestID}
+	aborted := true
+	defer func() {
+		held.release()
+		if aborted {
+			// The server that sees the panic drops what it has not sent yet.
+			held.Flush()
+		}
+	}()
+	m.next.ServeHTTP(held, req)
+	aborted = false
+
+	m.report(held, q, node)
+}
+
+// report tells the binding service of a captured success and returns when it has answered, or after bindTimeout.
+func (m *Middleware) report(held *capture, q *question, node string) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			log.Printf("homenode: request %s: not reported: %v", q.requestID, cause)
+		}
+	}()
+	if q.login {
+		m.reportLogin(held, q, node)
+	} else {
+		m.reportLogout(held, q)
+	}
+}
+
+// capture is the response writer of a login or a logout. It holds back a response with a 2xx status until release,
+// and lets every other one pass. A response that outgrows maxHeld passes from there on, and tooLarge is set.
 //
 // Interpreted, it keeps only the methods of http.ResponseWriter and Hijack, whatever else it defines.
 type capture struct {
@@ -63,7 +105,7 @@ func (c *capture) Write(p []byte) (int, error) {
 	if c.status == 0 {
 		c.WriteHeader(http.StatusOK)
 	}
-	if !c.passing && c.body.Len()+len(p) > maxLoginResponse {
+	if !c.passing && c.body.Len()+len(p) > maxHeld {
 		c.tooLarge = true
 		c.release()
 	}

@@ -12,10 +12,16 @@ import (
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 // decisionHeaders are set from the binding service's answer, and by nobody else.
-var decisionHeaders = []string{headerNode, "X-User-Id", "X-Channel", "X-Source", headerEpoch}
+var decisionHeaders = []string{
+	headerNode, "X-User-Id", "X-Channel", "X-Source", headerEpoch, "X-Homenode-Client", "X-Homenode-Fallback", "X-Homenode-App",
+}
 
-// homenodePrefix begins, folded, the names of everything between the plugin, the binding service and Traefik's routers.
-const homenodePrefix = "x-homenode-"
+const (
+	// homenodePrefix begins the names of everything between the plugin, the binding service and Traefik's routers.
+	homenodePrefix = "X-Homenode-"
+	// foldedPrefix is the same, folded.
+	foldedPrefix = "x-homenode-"
+)
 
 // guardedHeaders knows the headers that a node or a router may trust.
 type guardedHeaders struct {
@@ -38,8 +44,8 @@ func guardHeaders(extra []string, sources []tokenSource) (*guardedHeaders, error
 		if !isFieldName(name) {
 			return nil, fmt.Errorf("%q is no header name", name)
 		}
-		if fold(name) == fold(headerRequest) {
-			continue // guarded below, and never the answer's to set
+		if fold(name) == fold(headerRequest) || strings.HasPrefix(fold(name), foldedPrefix) {
+			continue // guarded below, and not the answer's to set, but for those in decisionHeaders
 		}
 		for _, source := range sources {
 			if source.header != "" && fold(source.header) == fold(name) {
@@ -52,7 +58,7 @@ func guardHeaders(extra []string, sources []tokenSource) (*guardedHeaders, error
 	var patterns []string
 	g.first = make([]bool, 256)
 	g.third = make([]bool, 256)
-	for _, name := range append([]string{homenodePrefix, headerRequest}, g.names...) {
+	for _, name := range append([]string{foldedPrefix, headerRequest}, g.names...) {
 		name = fold(name)
 		markByte(g.first, name, 0)
 		markByte(g.third, name, 2)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -13,14 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-const (
-	// maxLoginRequest is how much of a login request is read for the username.
-	maxLoginRequest = 64 << 10
-	// maxLoginResponse is how much of a login response is held back, and how much it may decompress to.
-	maxLoginResponse = 256 << 10
-	// maxName is the longest username or user id, in characters.
-	maxName = 255
-)
+// maxName is the longest username or user id, in characters.
+const maxName = 255
 
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
@@ -51,114 +46,37 @@ type loginResult struct {
 // readUsername returns the username of a login request, or "", which makes an anonymous login. The node gets
 // the body as if nobody had read it, errors included.
 func (m *Middleware) readUsername(req *http.Request, requestID string) string {
-	var username, problem string
-	if encoding := req.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
-		problem = "its body has a content encoding"
-	} else {
-		var body []byte
-		body, problem = peekBody(req)
-		if problem == "" {
-			username, problem = usernameOf(body, m.login.username)
-		}
-		// Reading to the end of a chunked body brings its trailers, which a node may take for headers.
-		m.guarded.strip(req.Trailer)
+	username := ""
+	body, err := m.peekBody(req)
+	if err == nil {
+		username, err = usernameOf(body, m.login.username)
 	}
-	if problem != "" {
-		fmt.Println("homenode: request " + requestID + ": login without a username: " + problem)
+	if err != nil {
+		fmt.Println("homenode: request " + requestID + ": login without a username: " + err.Error())
 	}
 	return username
 }
 
-// peekBody returns the body if it is at most maxLoginRequest long, or says why not. It leaves a body on the
-// request that reads the same: the length stays, -1 if it is chunked, and Close closes the original.
-func peekBody(req *http.Request) (body []byte, problem string) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return nil, "its body is empty"
-	}
-	// Reading has told a client that waits for "100 Continue" to go on.
-	req.Header.Del("Expect")
-	prefix, err := io.ReadAll(io.LimitReader(req.Body, maxLoginRequest+1))
-	rest := io.Reader(req.Body)
-	if err != nil {
-		rest = &failingReader{err: err}
-	}
-	req.Body = &replayedBody{reader: io.MultiReader(bytes.NewReader(prefix), rest), original: req.Body}
-	switch {
-	case err != nil:
-		return nil, "its body could not be read to the end"
-	case len(prefix) > maxLoginRequest:
-		return nil, fmt.Sprintf("its body is longer than %d bytes", maxLoginRequest)
-	}
-	return prefix, ""
-}
-
-// replayedBody reads from reader and closes original. It names its methods instead of embedding, since
-// interpreted structs do not pass embedded ones on to compiled code.
-type replayedBody struct {
-	reader   io.Reader
-	original io.Closer
-}
-
-func (b *replayedBody) Read(p []byte) (int, error) { return b.reader.Read(p) }
-
-func (b *replayedBody) Close() error { return b.original.Close() }
-
-// failingReader repeats the error that ended the first reading. Read needs a name for what it ignores: Yaegi puts
-// the result of a function with an unnamed parameter in the parameter's place, and panics.
-type failingReader struct {
-	err error
-}
-
-func (r *failingReader) Read(p []byte) (int, error) { return 0, r.err }
-
 // usernameOf finds the username in a login request's body, or says why there is none.
-func usernameOf(body []byte, path []string) (username, problem string) {
+func usernameOf(body []byte, path []string) (username string, err error) {
 	if !utf8.Valid(body) {
-		return "", "its body is not UTF-8"
+		return "", errors.New("its body is not UTF-8")
 	}
 	object, ok := parseObject(body)
 	if !ok {
-		return "", "its body is not a JSON object"
+		return "", errors.New("its body is not a JSON object")
 	}
 	username = nameText(field(object, path))
 	if username == "" {
-		return "", "its body has no usable " + strings.Join(path, ".")
+		return "", errors.New("its body has no usable " + strings.Join(path, "."))
 	}
-	return username, ""
+	return username, nil
 }
 
-// serveLogin lets the node answer a login and holds the response back until the binding service knows of a
-// success, so that no client can use a token before its user is bound. Whatever happens to the binding, the
-// response reaches the client as the node sent it. If the node aborts half-way, the client sees it too.
-func (m *Middleware) serveLogin(rw http.ResponseWriter, req *http.Request, q *question) {
-	// The response has to be read.
-	req.Header.Set("Accept-Encoding", "identity")
-	node := req.Header.Get(headerNode)
-
-	held := &capture{rw: rw, requestID: q.requestID}
-	aborted := true
-	defer func() {
-		held.release()
-		if aborted {
-			// The server that sees the panic drops what it has not sent yet.
-			held.Flush()
-		}
-	}()
-	m.next.ServeHTTP(held, req)
-	aborted = false
-
-	m.report(held, q, node)
-}
-
-// report tells the binding service of a captured success and returns when it has answered, or after bindTimeout.
-func (m *Middleware) report(held *capture, q *question, node string) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			log.Printf("homenode: request %s: login not bound: %v", q.requestID, cause)
-		}
-	}()
+// reportLogin tells the binding service of a captured success, and logs why if there is none to tell of.
+func (m *Middleware) reportLogin(held *capture, q *question, node string) {
 	if held.tooLarge {
-		log.Printf("homenode: request %s: login not bound: the response is longer than %d bytes", q.requestID, maxLoginResponse)
+		log.Printf("homenode: request %s: login not bound: the response is longer than %d bytes", q.requestID, maxHeld)
 		return
 	}
 	if !held.holding() {
@@ -178,7 +96,7 @@ func (m *Middleware) report(held *capture, q *question, node string) {
 	result.Node = node
 	result.LoginUsername = q.username
 	result.RequestID = q.requestID
-	m.client.postLogin(result, m.bindTimeout)
+	m.client.deliverLogin(result, m.bindTimeout)
 }
 
 // decoded undoes the content encoding of a response whose node ignores Accept-Encoding.
@@ -195,12 +113,12 @@ func decoded(body []byte, encodings []string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the response is not gzip: %w", err)
 	}
-	plain, err := io.ReadAll(io.LimitReader(reader, maxLoginResponse+1))
+	plain, err := io.ReadAll(io.LimitReader(reader, maxHeld+1))
 	if err != nil {
 		return nil, fmt.Errorf("the response is not gzip: %w", err)
 	}
-	if len(plain) > maxLoginResponse {
-		return nil, fmt.Errorf("the response decompresses to more than %d bytes", maxLoginResponse)
+	if len(plain) > maxHeld {
+		return nil, fmt.Errorf("the response decompresses to more than %d bytes", maxHeld)
 	}
 	return plain, nil
 }
@@ -212,14 +130,7 @@ func (f *loginFields) judge(body []byte) (result loginResult, problem string) {
 	if !ok {
 		return result, "the response is not a JSON object"
 	}
-	code := text(field(object, f.code))
-	success := false
-	for _, value := range f.success {
-		if code == value {
-			success = true
-		}
-	}
-	if !success {
+	if !f.succeeded(field(object, f.code)) {
 		return result, "the response has no success code"
 	}
 	token, ok := field(object, f.token).(string)
@@ -238,6 +149,17 @@ func (f *loginFields) judge(body []byte) (result loginResult, problem string) {
 	return result, ""
 }
 
+// succeeded reports whether this value of the code means success.
+func (f *loginFields) succeeded(code any) bool {
+	found := text(code)
+	for _, value := range f.success {
+		if found == value {
+			return true
+		}
+	}
+	return false
+}
+
 // parseObject parses exactly one JSON object. Of duplicate keys the last counts, numbers keep their digits, and
 // a byte order mark is tolerated.
 func parseObject(body []byte) (map[string]any, bool) {
@@ -253,17 +175,29 @@ func parseObject(body []byte) (map[string]any, bool) {
 	return object, true
 }
 
-// field walks the path through nested objects; nil if it leads nowhere.
+// field returns what is at the end of the path through nested objects; nil if it leads nowhere.
 func field(object map[string]any, path []string) any {
 	last := len(path) - 1
-	for _, name := range path[:last] {
+	return objectAt(object, path[:last])[path[last]]
+}
+
+// hasField reports whether the path leads somewhere, be it to a null.
+func hasField(object map[string]any, path []string) bool {
+	last := len(path) - 1
+	_, ok := objectAt(object, path[:last])[path[last]]
+	return ok
+}
+
+// objectAt walks the path; nil, as good as an empty object, if it leads to none.
+func objectAt(object map[string]any, path []string) map[string]any {
+	for _, name := range path {
 		inner, ok := object[name].(map[string]any)
 		if !ok {
 			return nil
 		}
 		object = inner
 	}
-	return object[path[last]]
+	return object
 }
 
 // text returns a JSON string, or a number exactly as it was written: 64-bit ids do not survive a float.

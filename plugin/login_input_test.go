@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -265,40 +264,6 @@ func TestALoginSurvivesARestartOfTheBindingService(t *testing.T) {
 		defer again.Close()
 		require.Eventually(t, func() bool { return len(b.service.logins()) == 1 }, 10*time.Second, 10*time.Millisecond)
 	})
-}
-
-// Of more logins than may wait, the first ones do.
-func TestTooManyLoginsOnTheirWay(t *testing.T) {
-	b := setup(t, compiled, settings{"bindTimeout": "1ms"})
-	var down atomic.Bool
-	down.Store(true)
-	var mutex sync.Mutex
-	taken := map[string]bool{}
-	b.service.onLogin(func(rw http.ResponseWriter, req *http.Request) {
-		if down.Load() {
-			answerStatus(503, "STORE_UNAVAILABLE")(rw, req)
-			return
-		}
-		mutex.Lock()
-		defer mutex.Unlock()
-		taken[req.Header.Get("X-Request-Id")] = true
-	})
-	next := 0
-	b.onNode(func(rw http.ResponseWriter, _ *http.Request) {
-		next++
-		_, _ = fmt.Fprintf(rw, `{"code":200,"data":{"token":"t%d","userId":%d}}`, next, next)
-	})
-	for n := 1; n <= 1001; n++ {
-		require.Equal(t, 200, b.login("{}", fmt.Sprintf("X-Request-Id: login-%d", n)).status)
-	}
-	down.Store(false)
-	require.Eventually(t, func() bool {
-		mutex.Lock()
-		defer mutex.Unlock()
-		return len(taken) == 1000
-	}, 20*time.Second, 20*time.Millisecond)
-	require.NotContains(t, taken, "login-1001")
-	require.Contains(t, logs.String(), "login-1001: 1000 logins wait")
 }
 
 // A WebSocket's handshake and its bytes pass as through a bare proxy.

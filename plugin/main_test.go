@@ -184,11 +184,13 @@ type bindingService struct {
 	mutex  sync.Mutex
 	decide http.HandlerFunc
 	take   http.HandlerFunc
+	note   http.HandlerFunc
 	asked  []*http.Request
 	posts  []post
+	ended  []post
 }
 
-// post is one attempt to deliver a login.
+// post is one attempt to deliver a login or a logout.
 type post struct {
 	header http.Header
 	body   map[string]string
@@ -196,7 +198,7 @@ type post struct {
 
 var usedEndpoints = map[string]bool{} // tests that make a service run one after another
 
-// newBindingService sends every request to node-1, as alice if it has a token, and takes every login.
+// newBindingService sends every request to node-1, as alice if it has a token, and takes every login and logout.
 func newBindingService(t testing.TB) *bindingService {
 	s := &bindingService{
 		decide: func(rw http.ResponseWriter, req *http.Request) {
@@ -209,6 +211,7 @@ func newBindingService(t testing.TB) *bindingService {
 		take: func(rw http.ResponseWriter, req *http.Request) {
 			io.WriteString(rw, `{"node":"node-1","created":true}`)
 		},
+		note: func(http.ResponseWriter, *http.Request) {},
 	}
 	s.server = httptest.NewUnstartedServer(s)
 	// The plugin remembers for a moment that an endpoint did not answer: none may get
@@ -234,21 +237,32 @@ func (s *bindingService) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		return
 	}
 	switch req.Method + " " + req.URL.Path {
-	case "GET /v1/decide":
+	case "GET /v1/decide", "POST /v1/decide":
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			rw.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		req.Body = io.NopCloser(bytes.NewReader(body)) // for the test
 		s.mutex.Lock()
 		s.asked = append(s.asked, req)
 		decide := s.decide
 		s.mutex.Unlock()
 		decide(rw, req)
-	case "POST /v1/logins":
+	case "POST /v1/logins", "POST /v1/logouts":
 		body := map[string]string{}
 		if err := json.NewDecoder(req.Body).Decode(&body); err != nil {
 			rw.WriteHeader(http.StatusBadRequest)
 			return
 		}
 		s.mutex.Lock()
-		s.posts = append(s.posts, post{header: req.Header, body: body})
 		take := s.take
+		if req.URL.Path == "/v1/logouts" {
+			take = s.note
+			s.ended = append(s.ended, post{header: req.Header, body: body})
+		} else {
+			s.posts = append(s.posts, post{header: req.Header, body: body})
+		}
 		s.mutex.Unlock()
 		take(rw, req)
 	default:
@@ -268,6 +282,12 @@ func (s *bindingService) onLogin(take http.HandlerFunc) {
 	s.take = take
 }
 
+func (s *bindingService) onLogout(note http.HandlerFunc) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.note = note
+}
+
 func (s *bindingService) questions() []*http.Request {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -278,6 +298,20 @@ func (s *bindingService) logins() []post {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	return append([]post{}, s.posts...)
+}
+
+func (s *bindingService) logouts() []post {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return append([]post{}, s.ended...)
+}
+
+// lastQuestion returns the last question that was put.
+func (s *bindingService) lastQuestion(t *testing.T) *http.Request {
+	t.Helper()
+	asked := s.questions()
+	require.NotEmpty(t, asked)
+	return asked[len(asked)-1]
 }
 
 // answerStatus answers with a status and a reason of the binding service.
@@ -344,7 +378,7 @@ func setup(t *testing.T, build build, changed settings) *bundle {
 func (b *bundle) settings(changed settings) settings {
 	s := settings{
 		"service": "ai", "endpoint": b.service.server.URL, "secret": secret,
-		"timeout": "5s", "bindTimeout": "5s", "loginPath": "/js/a/sys/login",
+		"timeout": "5s", "bindTimeout": "5s", "loginPath": "/js/a/sys/login", "logoutPath": "/js/a/sys/logout",
 	}
 	for name, value := range changed {
 		s[name] = value

@@ -1,7 +1,7 @@
 // Package plugin is Homenode's enforcement point inside Traefik: it deletes the headers that only the
 // gateway may set, asks the binding service which node a request belongs to, marks the request for that
-// node's child router, and reports successful logins before the client can see their token. All thinking
-// is the binding service's.
+// node's child router, and reports successful logins before the client can see their token, and logouts before
+// it can see that they are done. All thinking is the binding service's.
 //
 // Traefik interprets this package with Yaegi: standard library only, no generics. A call of an interpreted
 // function costs microseconds, the more the longer the function is, since all its variables and expressions
@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -50,7 +51,8 @@ type Config struct {
 	BindTimeout string `json:"bindTimeout,omitempty"`
 	// LoginPath is the full path of the login; a POST to exactly this path is one. Empty: no login.
 	LoginPath string `json:"loginPath,omitempty"`
-	// LogoutPath is the full path of the logout.
+	// LogoutPath is the full path of the logout; a request with a token to exactly this path is one, be it not
+	// OPTIONS or HEAD. Empty: no logout.
 	LogoutPath string `json:"logoutPath,omitempty"`
 	// Login says where a login's JSON carries what.
 	Login Login `json:"login,omitempty"`
@@ -100,10 +102,13 @@ type Middleware struct {
 	timeout     time.Duration
 	bindTimeout time.Duration
 	loginPath   string
+	logoutPath  string
 	login       loginFields
 	sources     []tokenSource
 	guarded     *guardedHeaders
 	language    string
+	// need holds the *need of the last decision. A reload forgets it; then the binding service asks for it anew.
+	need atomic.Value
 }
 
 // New returns the middleware called name, or an error that names every wrong setting, each on a line of its
@@ -128,18 +133,21 @@ func New(_ context.Context, next http.Handler, config *Config, name string) (han
 }
 
 func newMiddleware(next http.Handler, config *Config, s *settings, c *client) *Middleware {
-	return &Middleware{
+	m := &Middleware{
 		next:        next,
 		service:     config.Service,
 		client:      c,
 		timeout:     s.timeout,
 		bindTimeout: s.bindTimeout,
 		loginPath:   config.LoginPath,
+		logoutPath:  config.LogoutPath,
 		login:       s.login,
 		sources:     s.sources,
 		guarded:     s.guarded,
 		language:    s.language,
 	}
+	m.need.Store(&need{})
+	return m
 }
 
 // ServeHTTP routes one request: no header of the client's can pass for one of the gateway's, a request with a
@@ -163,9 +171,9 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		m.serveUndecided(rw, req, &q, err)
 	case a.status != http.StatusOK:
 		a.send(rw)
-	case q.login:
+	case q.login || req.URL.Path == m.logoutPath && m.isLogout(req, &q):
 		m.guarded.set(req.Header, a.header)
-		m.serveLogin(rw, req, &q)
+		m.serveHeld(rw, req, &q)
 	default:
 		m.guarded.set(req.Header, a.header)
 		// The very rw that Traefik gave: wrapped by interpreted code it would lose Flush, and event streams
@@ -175,12 +183,12 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 }
 
 // serveUndecided serves a request for which there is no decision. One with a token, or a login, is never sent
-// anywhere: its user may be bound.
+// anywhere: its user may be bound. Nor is any other that the client has made impossible to ask about.
 func (m *Middleware) serveUndecided(rw http.ResponseWriter, req *http.Request, q *question, err error) {
 	switch {
 	case errors.Is(err, errClientGone):
 		rw.WriteHeader(statusClientClosedRequest)
-	case q.token == "" && !q.login:
+	case q.token == "" && !q.login && errors.Is(err, errUnavailable):
 		req.Header.Set(headerPool, m.service)
 		m.next.ServeHTTP(rw, req)
 	default:
@@ -195,7 +203,7 @@ func (m *Middleware) serveUndecided(rw http.ResponseWriter, req *http.Request, q
 // the request anonymous, or does not know the name, and would place it anew: the node could be any. Such an answer
 // does not count before the login has arrived.
 func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
-	var p *pendingLogin
+	var p *report
 	if m.client.pendingCount.Load() > 0 {
 		p = m.client.pendingOf(q)
 	}
@@ -204,12 +212,12 @@ func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
 			return nil, err
 		}
 	}
-	a, err := m.client.ask(req, q, m.timeout)
+	a, err := m.ask(req, q)
 	if p == nil || err != nil || a.status != http.StatusOK || a.bound() {
 		return a, err
 	}
 	if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {
 		return nil, err
 	}
-	return m.client.ask(req, q, m.timeout)
+	return m.ask(req, q)
 }

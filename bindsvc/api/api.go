@@ -38,6 +38,10 @@ func (f *Flag) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// Policy is the body of a policy: JSON whose fields the schema of its kind has, such as
+// MaintenancePolicy.
+type Policy = json.RawMessage
+
 // UserID is a user id given as JSON text or number, without loss.
 type UserID string
 

@@ -107,6 +107,7 @@ type ClientInterface interface {
 	// Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
 	// token, userId and username; none stands for a request without a token. A POST to the login path is a
 	// login, with the username if there is one; with a userId it is a request with that user's token all the same.
+	// The request has no form body: a signature over one cannot be explained.
 	//
 	// Corresponds with GET /explain (the `Explain` operationId).
 	Explain(ctx context.Context, params *ExplainParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -170,12 +171,140 @@ type ClientInterface interface {
 	// Corresponds with GET /openapi.json (the `GetDocument` operationId).
 	GetDocument(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetPolicies The guards, and the policies that are in force on this instance
+	//
+	// Corresponds with GET /policies (the `GetPolicies` operationId).
+	GetPolicies(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListPolicies Policies of a kind, a page at a time, by id
+	//
+	// Read from the durable store. While that cannot be asked, those in force on this instance are listed; `origin`
+	// says so. Secrets are never shown.
+	//
+	// Corresponds with GET /policies/{kind} (the `ListPolicies` operationId).
+	ListPolicies(ctx context.Context, kind OfKind, params *ListPoliciesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetPoliciesWithBody Set many policies of a kind, all or none
+	//
+	// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+	// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+	SetPoliciesWithBody(ctx context.Context, kind OfKind, params *SetPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetPolicies Set many policies of a kind, all or none
+	//
+	// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+	// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+	SetPolicies(ctx context.Context, kind OfKind, params *SetPoliciesParams, body SetPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PolicyHistory Changes of the policies of a kind, the newest first
+	//
+	// Read from the audit. Of one policy (`id`), those among the last 20,000 changes of the kind.
+	//
+	// Corresponds with GET /policies/{kind}/history (the `PolicyHistory` operationId).
+	PolicyHistory(ctx context.Context, kind OfKind, params *PolicyHistoryParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RollBackPoliciesWithBody Bring all policies of a kind back to what they were at a revision
+	//
+	// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+	// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+	RollBackPoliciesWithBody(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RollBackPolicies Bring all policies of a kind back to what they were at a revision
+	//
+	// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+	// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+	RollBackPolicies(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, body RollBackPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeletePolicy Delete a policy
+	//
+	// Corresponds with DELETE /policies/{kind}/{policyId} (the `DeletePolicy` operationId).
+	DeletePolicy(ctx context.Context, kind OfKind, policyID PolicyID, params *DeletePolicyParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetPolicy One policy, with its ETag
+	//
+	// Read as in the list. Secrets are never shown: only their ids and when they were set.
+	//
+	// Corresponds with GET /policies/{kind}/{policyId} (the `GetPolicy` operationId).
+	GetPolicy(ctx context.Context, kind OfKind, policyID PolicyID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetPolicyWithBody Create or replace a policy
+	//
+	// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+	// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+	//
+	// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+	// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+	// durable store gets them when it is back. Other kinds are refused then.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+	SetPolicyWithBody(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetPolicy Create or replace a policy
+	//
+	// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+	// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+	//
+	// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+	// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+	// durable store gets them when it is back. Other kinds are refused then.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+	SetPolicy(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, body SetPolicyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// Reload Read the registry now
 	//
 	// Needed only after a change that no instance could hear of; every instance reads it every `registry.pollInterval` anyway.
 	//
 	// Corresponds with POST /reload (the `Reload` operationId).
 	Reload(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListRoles Roles of users, a page at a time, by service, user and role
+	//
+	// Corresponds with GET /roles (the `ListRoles` operationId).
+	ListRoles(ctx context.Context, params *ListRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetRoles The roles of a user of a service; none is no error
+	//
+	// Corresponds with GET /roles/{serviceId}/{userId} (the `GetRoles` operationId).
+	GetRoles(ctx context.Context, serviceID ServiceID, userID string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetRolesWithBody Give a user exactly these roles
+	//
+	// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+	SetRolesWithBody(ctx context.Context, serviceID ServiceID, userID string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetRoles Give a user exactly these roles
+	//
+	// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+	SetRoles(ctx context.Context, serviceID ServiceID, userID string, body SetRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListRoutes Bindings, a page at a time
 	//
@@ -318,6 +447,28 @@ type ClientInterface interface {
 	// Corresponds with POST /services/{serviceId}/nodes (the `CreateNode` operationId).
 	CreateNode(ctx context.Context, serviceID ServiceID, body CreateNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// KickOutWithBody Refuse all tokens that a user has now
+	//
+	// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+	// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+	// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+	KickOutWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// KickOut Refuse all tokens that a user has now
+	//
+	// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+	// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+	// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+	KickOut(ctx context.Context, body KickOutJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// GetStatus Services, nodes, their health and how many users are bound to each
 	//
 	// Corresponds with GET /status (the `GetStatus` operationId).
@@ -361,6 +512,7 @@ func (c *Client) BindingAt(ctx context.Context, params *BindingAtParams, reqEdit
 // Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
 // token, userId and username; none stands for a request without a token. A POST to the login path is a
 // login, with the username if there is one; with a userId it is a request with that user's token all the same.
+// The request has no form body: a signature over one cannot be explained.
 //
 // Corresponds with GET /explain (the `Explain` operationId).
 func (c *Client) Explain(ctx context.Context, params *ExplainParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -534,6 +686,216 @@ func (c *Client) GetDocument(ctx context.Context, reqEditors ...RequestEditorFn)
 	return c.Client.Do(req)
 }
 
+// GetPolicies The guards, and the policies that are in force on this instance
+//
+// Corresponds with GET /policies (the `GetPolicies` operationId).
+func (c *Client) GetPolicies(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetPoliciesRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListPolicies Policies of a kind, a page at a time, by id
+//
+// Read from the durable store. While that cannot be asked, those in force on this instance are listed; `origin`
+// says so. Secrets are never shown.
+//
+// Corresponds with GET /policies/{kind} (the `ListPolicies` operationId).
+func (c *Client) ListPolicies(ctx context.Context, kind OfKind, params *ListPoliciesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListPoliciesRequest(c.Server, kind, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetPoliciesWithBody Set many policies of a kind, all or none
+//
+// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+func (c *Client) SetPoliciesWithBody(ctx context.Context, kind OfKind, params *SetPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetPoliciesRequestWithBody(c.Server, kind, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetPolicies Set many policies of a kind, all or none
+//
+// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+func (c *Client) SetPolicies(ctx context.Context, kind OfKind, params *SetPoliciesParams, body SetPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetPoliciesRequest(c.Server, kind, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PolicyHistory Changes of the policies of a kind, the newest first
+//
+// Read from the audit. Of one policy (`id`), those among the last 20,000 changes of the kind.
+//
+// Corresponds with GET /policies/{kind}/history (the `PolicyHistory` operationId).
+func (c *Client) PolicyHistory(ctx context.Context, kind OfKind, params *PolicyHistoryParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPolicyHistoryRequest(c.Server, kind, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RollBackPoliciesWithBody Bring all policies of a kind back to what they were at a revision
+//
+// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+func (c *Client) RollBackPoliciesWithBody(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRollBackPoliciesRequestWithBody(c.Server, kind, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RollBackPolicies Bring all policies of a kind back to what they were at a revision
+//
+// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+func (c *Client) RollBackPolicies(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, body RollBackPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRollBackPoliciesRequest(c.Server, kind, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeletePolicy Delete a policy
+//
+// Corresponds with DELETE /policies/{kind}/{policyId} (the `DeletePolicy` operationId).
+func (c *Client) DeletePolicy(ctx context.Context, kind OfKind, policyID PolicyID, params *DeletePolicyParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeletePolicyRequest(c.Server, kind, policyID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetPolicy One policy, with its ETag
+//
+// Read as in the list. Secrets are never shown: only their ids and when they were set.
+//
+// Corresponds with GET /policies/{kind}/{policyId} (the `GetPolicy` operationId).
+func (c *Client) GetPolicy(ctx context.Context, kind OfKind, policyID PolicyID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetPolicyRequest(c.Server, kind, policyID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetPolicyWithBody Create or replace a policy
+//
+// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+//
+// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+// durable store gets them when it is back. Other kinds are refused then.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+func (c *Client) SetPolicyWithBody(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetPolicyRequestWithBody(c.Server, kind, policyID, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetPolicy Create or replace a policy
+//
+// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+//
+// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+// durable store gets them when it is back. Other kinds are refused then.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+func (c *Client) SetPolicy(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, body SetPolicyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetPolicyRequest(c.Server, kind, policyID, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // Reload Read the registry now
 //
 // Needed only after a change that no instance could hear of; every instance reads it every `registry.pollInterval` anyway.
@@ -541,6 +903,74 @@ func (c *Client) GetDocument(ctx context.Context, reqEditors ...RequestEditorFn)
 // Corresponds with POST /reload (the `Reload` operationId).
 func (c *Client) Reload(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewReloadRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListRoles Roles of users, a page at a time, by service, user and role
+//
+// Corresponds with GET /roles (the `ListRoles` operationId).
+func (c *Client) ListRoles(ctx context.Context, params *ListRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListRolesRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetRoles The roles of a user of a service; none is no error
+//
+// Corresponds with GET /roles/{serviceId}/{userId} (the `GetRoles` operationId).
+func (c *Client) GetRoles(ctx context.Context, serviceID ServiceID, userID string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetRolesRequest(c.Server, serviceID, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetRolesWithBody Give a user exactly these roles
+//
+// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+func (c *Client) SetRolesWithBody(ctx context.Context, serviceID ServiceID, userID string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetRolesRequestWithBody(c.Server, serviceID, userID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetRoles Give a user exactly these roles
+//
+// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+func (c *Client) SetRoles(ctx context.Context, serviceID ServiceID, userID string, body SetRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetRolesRequest(c.Server, serviceID, userID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -842,6 +1272,48 @@ func (c *Client) CreateNodeWithBody(ctx context.Context, serviceID ServiceID, co
 // Corresponds with POST /services/{serviceId}/nodes (the `CreateNode` operationId).
 func (c *Client) CreateNode(ctx context.Context, serviceID ServiceID, body CreateNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateNodeRequest(c.Server, serviceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// KickOutWithBody Refuse all tokens that a user has now
+//
+// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+func (c *Client) KickOutWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewKickOutRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// KickOut Refuse all tokens that a user has now
+//
+// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+func (c *Client) KickOut(ctx context.Context, body KickOutJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewKickOutRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -1214,6 +1686,30 @@ func NewExplainRequest(server string, params *ExplainParams) (*http.Request, err
 		if params.Path != nil {
 
 			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "path", *params.Path, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Address != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "address", *params.Address, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Source != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "source", *params.Source, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 				return nil, err
 			} else {
 				for _, qp := range strings.Split(queryFrag, "&") {
@@ -1643,6 +2139,583 @@ func NewGetDocumentRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewGetPoliciesRequest constructs an http.Request for the GetPolicies method
+func NewGetPoliciesRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListPoliciesRequest constructs an http.Request for the ListPolicies method
+func NewListPoliciesRequest(server string, kind OfKind, params *ListPoliciesParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.ServiceID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "serviceId", *params.ServiceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Keyword != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "keyword", *params.Keyword, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Page != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "page", *params.Page, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Size != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "size", *params.Size, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewSetPoliciesRequest calls the generic SetPolicies builder with application/json body
+func NewSetPoliciesRequest(server string, kind OfKind, params *SetPoliciesParams, body SetPoliciesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewSetPoliciesRequestWithBody(server, kind, params, "application/json", bodyReader)
+}
+
+// NewSetPoliciesRequestWithBody constructs an http.Request for the SetPolicies method, with any body, and a specified content type
+func NewSetPoliciesRequestWithBody(server string, kind OfKind, params *SetPoliciesParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.DryRun != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "dryRun", *params.DryRun, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewPolicyHistoryRequest constructs an http.Request for the PolicyHistory method
+func NewPolicyHistoryRequest(server string, kind OfKind, params *PolicyHistoryParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s/history", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.ID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "id", *params.ID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Page != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "page", *params.Page, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Size != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "size", *params.Size, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRollBackPoliciesRequest calls the generic RollBackPolicies builder with application/json body
+func NewRollBackPoliciesRequest(server string, kind OfKind, params *RollBackPoliciesParams, body RollBackPoliciesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRollBackPoliciesRequestWithBody(server, kind, params, "application/json", bodyReader)
+}
+
+// NewRollBackPoliciesRequestWithBody constructs an http.Request for the RollBackPolicies method, with any body, and a specified content type
+func NewRollBackPoliciesRequestWithBody(server string, kind OfKind, params *RollBackPoliciesParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s/rollback", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.DryRun != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "dryRun", *params.DryRun, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewDeletePolicyRequest constructs an http.Request for the DeletePolicy method
+func NewDeletePolicyRequest(server string, kind OfKind, policyID PolicyID, params *DeletePolicyParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "policyId", policyID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.DryRun != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "dryRun", *params.DryRun, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		if params.IfMatch != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "If-Match", *params.IfMatch, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("If-Match", headerParam0)
+		}
+
+	}
+
+	return req, nil
+}
+
+// NewGetPolicyRequest constructs an http.Request for the GetPolicy method
+func NewGetPolicyRequest(server string, kind OfKind, policyID PolicyID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "policyId", policyID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewSetPolicyRequest calls the generic SetPolicy builder with application/json body
+func NewSetPolicyRequest(server string, kind OfKind, policyID PolicyID, params *SetPolicyParams, body SetPolicyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewSetPolicyRequestWithBody(server, kind, policyID, params, "application/json", bodyReader)
+}
+
+// NewSetPolicyRequestWithBody constructs an http.Request for the SetPolicy method, with any body, and a specified content type
+func NewSetPolicyRequestWithBody(server string, kind OfKind, policyID PolicyID, params *SetPolicyParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "kind", kind, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "policyId", policyID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/policies/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.DryRun != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "dryRun", *params.DryRun, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		if params.IfMatch != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "If-Match", *params.IfMatch, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("If-Match", headerParam0)
+		}
+
+	}
+
+	return req, nil
+}
+
 // NewReloadRequest constructs an http.Request for the Reload method
 func NewReloadRequest(server string) (*http.Request, error) {
 	var err error
@@ -1666,6 +2739,203 @@ func NewReloadRequest(server string) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewListRolesRequest constructs an http.Request for the ListRoles method
+func NewListRolesRequest(server string, params *ListRolesParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/roles")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.ServiceID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "serviceId", *params.ServiceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.UserID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "userId", *params.UserID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Role != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "role", *params.Role, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Page != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "page", *params.Page, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Size != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "size", *params.Size, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetRolesRequest constructs an http.Request for the GetRoles method
+func NewGetRolesRequest(server string, serviceID ServiceID, userID string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "serviceId", serviceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "userId", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/roles/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewSetRolesRequest calls the generic SetRoles builder with application/json body
+func NewSetRolesRequest(server string, serviceID ServiceID, userID string, body SetRolesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewSetRolesRequestWithBody(server, serviceID, userID, "application/json", bodyReader)
+}
+
+// NewSetRolesRequestWithBody constructs an http.Request for the SetRoles method, with any body, and a specified content type
+func NewSetRolesRequestWithBody(server string, serviceID ServiceID, userID string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "serviceId", serviceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "userId", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/roles/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -2233,6 +3503,46 @@ func NewCreateNodeRequestWithBody(server string, serviceID ServiceID, contentTyp
 	return req, nil
 }
 
+// NewKickOutRequest calls the generic KickOut builder with application/json body
+func NewKickOutRequest(server string, body KickOutJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewKickOutRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewKickOutRequestWithBody constructs an http.Request for the KickOut method, with any body, and a specified content type
+func NewKickOutRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/sessions/kick-out")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewGetStatusRequest constructs an http.Request for the GetStatus method
 func NewGetStatusRequest(server string) (*http.Request, error) {
 	var err error
@@ -2325,6 +3635,7 @@ type ClientWithResponsesInterface interface {
 	// Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
 	// token, userId and username; none stands for a request without a token. A POST to the login path is a
 	// login, with the username if there is one; with a userId it is a request with that user's token all the same.
+	// The request has no form body: a signature over one cannot be explained.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2406,6 +3717,116 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /openapi.json (the `GetDocument` operationId).
 	GetDocumentWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetDocumentResponse, error)
 
+	// GetPoliciesWithResponse The guards, and the policies that are in force on this instance
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /policies (the `GetPolicies` operationId).
+	GetPoliciesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetPoliciesResponse, error)
+
+	// ListPoliciesWithResponse Policies of a kind, a page at a time, by id
+	//
+	// Read from the durable store. While that cannot be asked, those in force on this instance are listed; `origin`
+	// says so. Secrets are never shown.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /policies/{kind} (the `ListPolicies` operationId).
+	ListPoliciesWithResponse(ctx context.Context, kind OfKind, params *ListPoliciesParams, reqEditors ...RequestEditorFn) (*ListPoliciesResponse, error)
+
+	// SetPoliciesWithBodyWithResponse Set many policies of a kind, all or none
+	//
+	// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+	// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+	SetPoliciesWithBodyWithResponse(ctx context.Context, kind OfKind, params *SetPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetPoliciesResponse, error)
+
+	// SetPoliciesWithResponse Set many policies of a kind, all or none
+	//
+	// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+	// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+	SetPoliciesWithResponse(ctx context.Context, kind OfKind, params *SetPoliciesParams, body SetPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*SetPoliciesResponse, error)
+
+	// PolicyHistoryWithResponse Changes of the policies of a kind, the newest first
+	//
+	// Read from the audit. Of one policy (`id`), those among the last 20,000 changes of the kind.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /policies/{kind}/history (the `PolicyHistory` operationId).
+	PolicyHistoryWithResponse(ctx context.Context, kind OfKind, params *PolicyHistoryParams, reqEditors ...RequestEditorFn) (*PolicyHistoryResponse, error)
+
+	// RollBackPoliciesWithBodyWithResponse Bring all policies of a kind back to what they were at a revision
+	//
+	// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+	// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+	RollBackPoliciesWithBodyWithResponse(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RollBackPoliciesResponse, error)
+
+	// RollBackPoliciesWithResponse Bring all policies of a kind back to what they were at a revision
+	//
+	// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+	// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+	RollBackPoliciesWithResponse(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, body RollBackPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*RollBackPoliciesResponse, error)
+
+	// DeletePolicyWithResponse Delete a policy
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /policies/{kind}/{policyId} (the `DeletePolicy` operationId).
+	DeletePolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *DeletePolicyParams, reqEditors ...RequestEditorFn) (*DeletePolicyResponse, error)
+
+	// GetPolicyWithResponse One policy, with its ETag
+	//
+	// Read as in the list. Secrets are never shown: only their ids and when they were set.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /policies/{kind}/{policyId} (the `GetPolicy` operationId).
+	GetPolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, reqEditors ...RequestEditorFn) (*GetPolicyResponse, error)
+
+	// SetPolicyWithBodyWithResponse Create or replace a policy
+	//
+	// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+	// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+	//
+	// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+	// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+	// durable store gets them when it is back. Other kinds are refused then.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+	SetPolicyWithBodyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetPolicyResponse, error)
+
+	// SetPolicyWithResponse Create or replace a policy
+	//
+	// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+	// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+	//
+	// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+	// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+	// durable store gets them when it is back. Other kinds are refused then.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+	SetPolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, body SetPolicyJSONRequestBody, reqEditors ...RequestEditorFn) (*SetPolicyResponse, error)
+
 	// ReloadWithResponse Read the registry now
 	//
 	// Needed only after a change that no instance could hear of; every instance reads it every `registry.pollInterval` anyway.
@@ -2414,6 +3835,38 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /reload (the `Reload` operationId).
 	ReloadWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*ReloadResponse, error)
+
+	// ListRolesWithResponse Roles of users, a page at a time, by service, user and role
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /roles (the `ListRoles` operationId).
+	ListRolesWithResponse(ctx context.Context, params *ListRolesParams, reqEditors ...RequestEditorFn) (*ListRolesResponse, error)
+
+	// GetRolesWithResponse The roles of a user of a service; none is no error
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /roles/{serviceId}/{userId} (the `GetRoles` operationId).
+	GetRolesWithResponse(ctx context.Context, serviceID ServiceID, userID string, reqEditors ...RequestEditorFn) (*GetRolesResponse, error)
+
+	// SetRolesWithBodyWithResponse Give a user exactly these roles
+	//
+	// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+	SetRolesWithBodyWithResponse(ctx context.Context, serviceID ServiceID, userID string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetRolesResponse, error)
+
+	// SetRolesWithResponse Give a user exactly these roles
+	//
+	// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+	SetRolesWithResponse(ctx context.Context, serviceID ServiceID, userID string, body SetRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*SetRolesResponse, error)
 
 	// ListRoutesWithResponse Bindings, a page at a time
 	//
@@ -2565,6 +4018,28 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /services/{serviceId}/nodes (the `CreateNode` operationId).
 	CreateNodeWithResponse(ctx context.Context, serviceID ServiceID, body CreateNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateNodeResponse, error)
+
+	// KickOutWithBodyWithResponse Refuse all tokens that a user has now
+	//
+	// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+	// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+	// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+	KickOutWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*KickOutResponse, error)
+
+	// KickOutWithResponse Refuse all tokens that a user has now
+	//
+	// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+	// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+	// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+	KickOutWithResponse(ctx context.Context, body KickOutJSONRequestBody, reqEditors ...RequestEditorFn) (*KickOutResponse, error)
 
 	// GetStatusWithResponse Services, nodes, their health and how many users are bound to each
 	//
@@ -3248,6 +4723,460 @@ func (r GetDocumentResponse) ContentType() string {
 	return ""
 }
 
+// GetPoliciesResponseDefaultHeaders the declared response headers of an HTTP default response for GetPolicies
+type GetPoliciesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type GetPoliciesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PoliciesAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *GetPoliciesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetPoliciesResponse) GetJSON200() *PoliciesAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetPoliciesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetPoliciesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetPoliciesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetPoliciesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetPoliciesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// ListPoliciesResponseDefaultHeaders the declared response headers of an HTTP default response for ListPolicies
+type ListPoliciesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type ListPoliciesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyPageAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *ListPoliciesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListPoliciesResponse) GetJSON200() *PolicyPageAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListPoliciesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListPoliciesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListPoliciesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListPoliciesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListPoliciesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// SetPoliciesResponseDefaultHeaders the declared response headers of an HTTP default response for SetPolicies
+type SetPoliciesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type SetPoliciesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyChangedAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *SetPoliciesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r SetPoliciesResponse) GetJSON200() *PolicyChangedAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r SetPoliciesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r SetPoliciesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r SetPoliciesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r SetPoliciesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r SetPoliciesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// PolicyHistoryResponseDefaultHeaders the declared response headers of an HTTP default response for PolicyHistory
+type PolicyHistoryResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type PolicyHistoryResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyHistoryAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *PolicyHistoryResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PolicyHistoryResponse) GetJSON200() *PolicyHistoryAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r PolicyHistoryResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PolicyHistoryResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PolicyHistoryResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PolicyHistoryResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PolicyHistoryResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// RollBackPoliciesResponseDefaultHeaders the declared response headers of an HTTP default response for RollBackPolicies
+type RollBackPoliciesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type RollBackPoliciesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyChangedAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *RollBackPoliciesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RollBackPoliciesResponse) GetJSON200() *PolicyChangedAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r RollBackPoliciesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RollBackPoliciesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RollBackPoliciesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RollBackPoliciesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RollBackPoliciesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// DeletePolicyResponseDefaultHeaders the declared response headers of an HTTP default response for DeletePolicy
+type DeletePolicyResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type DeletePolicyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyChangedAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *DeletePolicyResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DeletePolicyResponse) GetJSON200() *PolicyChangedAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r DeletePolicyResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeletePolicyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeletePolicyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeletePolicyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeletePolicyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// GetPolicyResponse200Headers the declared response headers of an HTTP 200 response for GetPolicy
+type GetPolicyResponse200Headers struct {
+	ETag *string
+}
+
+// GetPolicyResponseDefaultHeaders the declared response headers of an HTTP default response for GetPolicy
+type GetPolicyResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type GetPolicyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// Headers200 the parsed response headers for an HTTP 200 response
+	Headers200 *GetPolicyResponse200Headers
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *GetPolicyResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetPolicyResponse) GetJSON200() *PolicyAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetPolicyResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetPolicyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetPolicyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetPolicyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetPolicyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// SetPolicyResponse200Headers the declared response headers of an HTTP 200 response for SetPolicy
+type SetPolicyResponse200Headers struct {
+	ETag *string
+}
+
+// SetPolicyResponseDefaultHeaders the declared response headers of an HTTP default response for SetPolicy
+type SetPolicyResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type SetPolicyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PolicyChangedAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// Headers200 the parsed response headers for an HTTP 200 response
+	Headers200 *SetPolicyResponse200Headers
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *SetPolicyResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r SetPolicyResponse) GetJSON200() *PolicyChangedAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r SetPolicyResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r SetPolicyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r SetPolicyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r SetPolicyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r SetPolicyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 // ReloadResponseDefaultHeaders the declared response headers of an HTTP default response for Reload
 type ReloadResponseDefaultHeaders struct {
 	XGatewayReason *string
@@ -3297,6 +5226,171 @@ func (r ReloadResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ReloadResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// ListRolesResponseDefaultHeaders the declared response headers of an HTTP default response for ListRoles
+type ListRolesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type ListRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *RolesPageAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *ListRolesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListRolesResponse) GetJSON200() *RolesPageAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListRolesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// GetRolesResponseDefaultHeaders the declared response headers of an HTTP default response for GetRoles
+type GetRolesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type GetRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *RolesAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *GetRolesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetRolesResponse) GetJSON200() *RolesAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetRolesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// SetRolesResponseDefaultHeaders the declared response headers of an HTTP default response for SetRoles
+type SetRolesResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type SetRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *RolesAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *SetRolesResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r SetRolesResponse) GetJSON200() *RolesAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r SetRolesResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r SetRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r SetRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r SetRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r SetRolesResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -3936,6 +6030,61 @@ func (r CreateNodeResponse) ContentType() string {
 	return ""
 }
 
+// KickOutResponseDefaultHeaders the declared response headers of an HTTP default response for KickOut
+type KickOutResponseDefaultHeaders struct {
+	XGatewayReason *string
+}
+
+type KickOutResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *KickOutAnswer
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Refused
+	// HeadersDefault the parsed response headers for an HTTP default response
+	HeadersDefault *KickOutResponseDefaultHeaders
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r KickOutResponse) GetJSON200() *KickOutAnswer {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r KickOutResponse) GetJSONDefault() *Refused {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r KickOutResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r KickOutResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r KickOutResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r KickOutResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 // GetStatusResponseDefaultHeaders the declared response headers of an HTTP default response for GetStatus
 type GetStatusResponseDefaultHeaders struct {
 	XGatewayReason *string
@@ -4024,6 +6173,7 @@ func (c *ClientWithResponses) BindingAtWithResponse(ctx context.Context, params 
 // Runs the code that decides live requests, without a side effect, and returns every step. Give at most one of
 // token, userId and username; none stands for a request without a token. A POST to the login path is a
 // login, with the username if there is one; with a userId it is a request with that user's token all the same.
+// The request has no form body: a signature over one cannot be explained.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4171,6 +6321,182 @@ func (c *ClientWithResponses) GetDocumentWithResponse(ctx context.Context, reqEd
 	return ParseGetDocumentResponse(rsp)
 }
 
+// GetPoliciesWithResponse The guards, and the policies that are in force on this instance
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /policies (the `GetPolicies` operationId).
+func (c *ClientWithResponses) GetPoliciesWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetPoliciesResponse, error) {
+	rsp, err := c.GetPolicies(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetPoliciesResponse(rsp)
+}
+
+// ListPoliciesWithResponse Policies of a kind, a page at a time, by id
+//
+// Read from the durable store. While that cannot be asked, those in force on this instance are listed; `origin`
+// says so. Secrets are never shown.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /policies/{kind} (the `ListPolicies` operationId).
+func (c *ClientWithResponses) ListPoliciesWithResponse(ctx context.Context, kind OfKind, params *ListPoliciesParams, reqEditors ...RequestEditorFn) (*ListPoliciesResponse, error) {
+	rsp, err := c.ListPolicies(ctx, kind, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListPoliciesResponse(rsp)
+}
+
+// SetPoliciesWithBodyWithResponse Set many policies of a kind, all or none
+//
+// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+func (c *ClientWithResponses) SetPoliciesWithBodyWithResponse(ctx context.Context, kind OfKind, params *SetPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetPoliciesResponse, error) {
+	rsp, err := c.SetPoliciesWithBody(ctx, kind, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetPoliciesResponse(rsp)
+}
+
+// SetPoliciesWithResponse Set many policies of a kind, all or none
+//
+// Creates or replaces every policy of the list; with `replace` also deletes all others of the kind. If one of them
+// is wrong nothing changes, and the message names it and its field. At most 10,000 policies and 8 MiB.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /policies/{kind} (the `SetPolicies` operationId).
+func (c *ClientWithResponses) SetPoliciesWithResponse(ctx context.Context, kind OfKind, params *SetPoliciesParams, body SetPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*SetPoliciesResponse, error) {
+	rsp, err := c.SetPolicies(ctx, kind, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetPoliciesResponse(rsp)
+}
+
+// PolicyHistoryWithResponse Changes of the policies of a kind, the newest first
+//
+// Read from the audit. Of one policy (`id`), those among the last 20,000 changes of the kind.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /policies/{kind}/history (the `PolicyHistory` operationId).
+func (c *ClientWithResponses) PolicyHistoryWithResponse(ctx context.Context, kind OfKind, params *PolicyHistoryParams, reqEditors ...RequestEditorFn) (*PolicyHistoryResponse, error) {
+	rsp, err := c.PolicyHistory(ctx, kind, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePolicyHistoryResponse(rsp)
+}
+
+// RollBackPoliciesWithBodyWithResponse Bring all policies of a kind back to what they were at a revision
+//
+// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+func (c *ClientWithResponses) RollBackPoliciesWithBodyWithResponse(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RollBackPoliciesResponse, error) {
+	rsp, err := c.RollBackPoliciesWithBody(ctx, kind, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRollBackPoliciesResponse(rsp)
+}
+
+// RollBackPoliciesWithResponse Bring all policies of a kind back to what they were at a revision
+//
+// A change like any other, with a revision of its own: it can be rolled back too. Policies of other kinds stay.
+// Refused if a policy of then cannot be used any more, or over more than 20,000 changes.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /policies/{kind}/rollback (the `RollBackPolicies` operationId).
+func (c *ClientWithResponses) RollBackPoliciesWithResponse(ctx context.Context, kind OfKind, params *RollBackPoliciesParams, body RollBackPoliciesJSONRequestBody, reqEditors ...RequestEditorFn) (*RollBackPoliciesResponse, error) {
+	rsp, err := c.RollBackPolicies(ctx, kind, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRollBackPoliciesResponse(rsp)
+}
+
+// DeletePolicyWithResponse Delete a policy
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /policies/{kind}/{policyId} (the `DeletePolicy` operationId).
+func (c *ClientWithResponses) DeletePolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *DeletePolicyParams, reqEditors ...RequestEditorFn) (*DeletePolicyResponse, error) {
+	rsp, err := c.DeletePolicy(ctx, kind, policyID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeletePolicyResponse(rsp)
+}
+
+// GetPolicyWithResponse One policy, with its ETag
+//
+// Read as in the list. Secrets are never shown: only their ids and when they were set.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /policies/{kind}/{policyId} (the `GetPolicy` operationId).
+func (c *ClientWithResponses) GetPolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, reqEditors ...RequestEditorFn) (*GetPolicyResponse, error) {
+	rsp, err := c.GetPolicy(ctx, kind, policyID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetPolicyResponse(rsp)
+}
+
+// SetPolicyWithBodyWithResponse Create or replace a policy
+//
+// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+//
+// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+// durable store gets them when it is back. Other kinds are refused then.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+func (c *ClientWithResponses) SetPolicyWithBodyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetPolicyResponse, error) {
+	rsp, err := c.SetPolicyWithBody(ctx, kind, policyID, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetPolicyResponse(rsp)
+}
+
+// SetPolicyWithResponse Create or replace a policy
+//
+// The body is the whole policy, as the schema of its kind says (MaintenancePolicy and so on); a field that is not
+// given has its default. A secret whose `id` is given without a `value` stays as it is. At most 1 MiB.
+//
+// This instance obeys at once, every other one within 5 s. While the durable store cannot be written, switches
+// (kinds guards and maintenance) take effect through the shared cache all the same: the answer is `pending`, and the
+// durable store gets them when it is back. Other kinds are refused then.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /policies/{kind}/{policyId} (the `SetPolicy` operationId).
+func (c *ClientWithResponses) SetPolicyWithResponse(ctx context.Context, kind OfKind, policyID PolicyID, params *SetPolicyParams, body SetPolicyJSONRequestBody, reqEditors ...RequestEditorFn) (*SetPolicyResponse, error) {
+	rsp, err := c.SetPolicy(ctx, kind, policyID, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetPolicyResponse(rsp)
+}
+
 // ReloadWithResponse Read the registry now
 //
 // Needed only after a change that no instance could hear of; every instance reads it every `registry.pollInterval` anyway.
@@ -4184,6 +6510,62 @@ func (c *ClientWithResponses) ReloadWithResponse(ctx context.Context, reqEditors
 		return nil, err
 	}
 	return ParseReloadResponse(rsp)
+}
+
+// ListRolesWithResponse Roles of users, a page at a time, by service, user and role
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /roles (the `ListRoles` operationId).
+func (c *ClientWithResponses) ListRolesWithResponse(ctx context.Context, params *ListRolesParams, reqEditors ...RequestEditorFn) (*ListRolesResponse, error) {
+	rsp, err := c.ListRoles(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListRolesResponse(rsp)
+}
+
+// GetRolesWithResponse The roles of a user of a service; none is no error
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /roles/{serviceId}/{userId} (the `GetRoles` operationId).
+func (c *ClientWithResponses) GetRolesWithResponse(ctx context.Context, serviceID ServiceID, userID string, reqEditors ...RequestEditorFn) (*GetRolesResponse, error) {
+	rsp, err := c.GetRoles(ctx, serviceID, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetRolesResponse(rsp)
+}
+
+// SetRolesWithBodyWithResponse Give a user exactly these roles
+//
+// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+func (c *ClientWithResponses) SetRolesWithBodyWithResponse(ctx context.Context, serviceID ServiceID, userID string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetRolesResponse, error) {
+	rsp, err := c.SetRolesWithBody(ctx, serviceID, userID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetRolesResponse(rsp)
+}
+
+// SetRolesWithResponse Give a user exactly these roles
+//
+// Access policies of type rbac ask for them. Every instance knows at once, and in any case within 5 minutes.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /roles/{serviceId}/{userId} (the `SetRoles` operationId).
+func (c *ClientWithResponses) SetRolesWithResponse(ctx context.Context, serviceID ServiceID, userID string, body SetRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*SetRolesResponse, error) {
+	rsp, err := c.SetRoles(ctx, serviceID, userID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetRolesResponse(rsp)
 }
 
 // ListRoutesWithResponse Bindings, a page at a time
@@ -4431,6 +6813,40 @@ func (c *ClientWithResponses) CreateNodeWithResponse(ctx context.Context, servic
 		return nil, err
 	}
 	return ParseCreateNodeResponse(rsp)
+}
+
+// KickOutWithBodyWithResponse Refuse all tokens that a user has now
+//
+// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+func (c *ClientWithResponses) KickOutWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*KickOutResponse, error) {
+	rsp, err := c.KickOutWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseKickOutResponse(rsp)
+}
+
+// KickOutWithResponse Refuse all tokens that a user has now
+//
+// From now on, for 30 days, every token of the user that exists now is refused as not logged in, on every instance,
+// where the identity policy of the service uses the blacklist; `enforced` says whether it does. A token of a later
+// login is good. The tokens stay in the nodes' own session store; the binding stays too. May be sent again.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /sessions/kick-out (the `KickOut` operationId).
+func (c *ClientWithResponses) KickOutWithResponse(ctx context.Context, body KickOutJSONRequestBody, reqEditors ...RequestEditorFn) (*KickOutResponse, error) {
+	rsp, err := c.KickOut(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseKickOutResponse(rsp)
 }
 
 // GetStatusWithResponse Services, nodes, their health and how many users are bound to each
@@ -5018,6 +7434,394 @@ func ParseGetDocumentResponse(rsp *http.Response) (*GetDocumentResponse, error) 
 	return response, nil
 }
 
+// ParseGetPoliciesResponse parses an HTTP response from a GetPoliciesWithResponse call
+func ParseGetPoliciesResponse(rsp *http.Response) (*GetPoliciesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetPoliciesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PoliciesAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers GetPoliciesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseListPoliciesResponse parses an HTTP response from a ListPoliciesWithResponse call
+func ParseListPoliciesResponse(rsp *http.Response) (*ListPoliciesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListPoliciesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyPageAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers ListPoliciesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseSetPoliciesResponse parses an HTTP response from a SetPoliciesWithResponse call
+func ParseSetPoliciesResponse(rsp *http.Response) (*SetPoliciesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &SetPoliciesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyChangedAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers SetPoliciesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParsePolicyHistoryResponse parses an HTTP response from a PolicyHistoryWithResponse call
+func ParsePolicyHistoryResponse(rsp *http.Response) (*PolicyHistoryResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PolicyHistoryResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyHistoryAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers PolicyHistoryResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseRollBackPoliciesResponse parses an HTTP response from a RollBackPoliciesWithResponse call
+func ParseRollBackPoliciesResponse(rsp *http.Response) (*RollBackPoliciesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RollBackPoliciesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyChangedAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers RollBackPoliciesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseDeletePolicyResponse parses an HTTP response from a DeletePolicyWithResponse call
+func ParseDeletePolicyResponse(rsp *http.Response) (*DeletePolicyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeletePolicyResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyChangedAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers DeletePolicyResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseGetPolicyResponse parses an HTTP response from a GetPolicyWithResponse call
+func ParseGetPolicyResponse(rsp *http.Response) (*GetPolicyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetPolicyResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 200:
+		var headers GetPolicyResponse200Headers
+		if values := rsp.Header.Values("ETag"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "ETag", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.ETag = &value
+		}
+		response.Headers200 = &headers
+	case true:
+		var headers GetPolicyResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseSetPolicyResponse parses an HTTP response from a SetPolicyWithResponse call
+func ParseSetPolicyResponse(rsp *http.Response) (*SetPolicyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &SetPolicyResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PolicyChangedAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 200:
+		var headers SetPolicyResponse200Headers
+		if values := rsp.Header.Values("ETag"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "ETag", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.ETag = &value
+		}
+		response.Headers200 = &headers
+	case true:
+		var headers SetPolicyResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
 // ParseReloadResponse parses an HTTP response from a ReloadWithResponse call
 func ParseReloadResponse(rsp *http.Response) (*ReloadResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -5051,6 +7855,144 @@ func ParseReloadResponse(rsp *http.Response) (*ReloadResponse, error) {
 	switch {
 	case true:
 		var headers ReloadResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseListRolesResponse parses an HTTP response from a ListRolesWithResponse call
+func ParseListRolesResponse(rsp *http.Response) (*ListRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest RolesPageAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers ListRolesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseGetRolesResponse parses an HTTP response from a GetRolesWithResponse call
+func ParseGetRolesResponse(rsp *http.Response) (*GetRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest RolesAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers GetRolesResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseSetRolesResponse parses an HTTP response from a SetRolesWithResponse call
+func ParseSetRolesResponse(rsp *http.Response) (*SetRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &SetRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest RolesAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers SetRolesResponseDefaultHeaders
 		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
 			var value string
 			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
@@ -5603,6 +8545,52 @@ func ParseCreateNodeResponse(rsp *http.Response) (*CreateNodeResponse, error) {
 		response.Headers200 = &headers
 	case true:
 		var headers CreateNodeResponseDefaultHeaders
+		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.XGatewayReason = &value
+		}
+		response.HeadersDefault = &headers
+	}
+
+	return response, nil
+}
+
+// ParseKickOutResponse parses an HTTP response from a KickOutWithResponse call
+func ParseKickOutResponse(rsp *http.Response) (*KickOutResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &KickOutResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest KickOutAnswer
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Refused
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	switch {
+	case true:
+		var headers KickOutResponseDefaultHeaders
 		if values := rsp.Header.Values("X-Gateway-Reason"); len(values) > 0 {
 			var value string
 			if err := runtime.BindStyledParameterWithOptions("simple", "X-Gateway-Reason", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {

@@ -7,6 +7,72 @@ import (
 	"time"
 )
 
+// Defines values for AccessPolicyType.
+const (
+	AccessGrey   AccessPolicyType = "grey"
+	AccessMethod AccessPolicyType = "method"
+	AccessRBAC   AccessPolicyType = "rbac"
+)
+
+// Valid indicates whether the value is a known member of the AccessPolicyType enum.
+func (e AccessPolicyType) Valid() bool {
+	switch e {
+	case AccessGrey:
+		return true
+	case AccessMethod:
+		return true
+	case AccessRBAC:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AnswersPolicyShadow.
+const (
+	AnswersPolicyShadowFalse AnswersPolicyShadow = false
+)
+
+// Valid indicates whether the value is a known member of the AnswersPolicyShadow enum.
+func (e AnswersPolicyShadow) Valid() bool {
+	switch e {
+	case AnswersPolicyShadowFalse:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AppPolicyShadow.
+const (
+	AppPolicyShadowFalse AppPolicyShadow = false
+)
+
+// Valid indicates whether the value is a known member of the AppPolicyShadow enum.
+func (e AppPolicyShadow) Valid() bool {
+	switch e {
+	case AppPolicyShadowFalse:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for DegradationPolicyShadow.
+const (
+	DegradationPolicyShadowFalse DegradationPolicyShadow = false
+)
+
+// Valid indicates whether the value is a known member of the DegradationPolicyShadow enum.
+func (e DegradationPolicyShadow) Valid() bool {
+	switch e {
+	case DegradationPolicyShadowFalse:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ExplainStepOutcome.
 const (
 	ExplainStepOutcomeChosen      ExplainStepOutcome = "chosen"
@@ -41,6 +107,7 @@ func (e ExplainStepOutcome) Valid() bool {
 const (
 	ExplainStepStepBinding     ExplainStepStep = "binding"
 	ExplainStepStepDefaultNode ExplainStepStep = "default-node"
+	ExplainStepStepGuard       ExplainStepStep = "guard"
 	ExplainStepStepNode        ExplainStepStep = "node"
 	ExplainStepStepPlacement   ExplainStepStep = "placement"
 	ExplainStepStepService     ExplainStepStep = "service"
@@ -54,6 +121,8 @@ func (e ExplainStepStep) Valid() bool {
 		return true
 	case ExplainStepStepDefaultNode:
 		return true
+	case ExplainStepStepGuard:
+		return true
 	case ExplainStepStepNode:
 		return true
 	case ExplainStepStepPlacement:
@@ -61,6 +130,24 @@ func (e ExplainStepStep) Valid() bool {
 	case ExplainStepStepService:
 		return true
 	case ExplainStepStepToken:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for GuardStateFailure.
+const (
+	GuardFailsClosed GuardStateFailure = "closed"
+	GuardFailsOpen   GuardStateFailure = "open"
+)
+
+// Valid indicates whether the value is a known member of the GuardStateFailure enum.
+func (e GuardStateFailure) Valid() bool {
+	switch e {
+	case GuardFailsClosed:
+		return true
+	case GuardFailsOpen:
 		return true
 	default:
 		return false
@@ -82,6 +169,45 @@ func (e HealthState) Valid() bool {
 	case UNKNOWN:
 		return true
 	case UP:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for IdentityPolicyBlacklistFailure.
+const (
+	FailureClosed IdentityPolicyBlacklistFailure = "closed"
+	FailureOpen   IdentityPolicyBlacklistFailure = "open"
+)
+
+// Valid indicates whether the value is a known member of the IdentityPolicyBlacklistFailure enum.
+func (e IdentityPolicyBlacklistFailure) Valid() bool {
+	switch e {
+	case FailureClosed:
+		return true
+	case FailureOpen:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for IdentityPolicyMode.
+const (
+	ModeJWT         IdentityPolicyMode = "jwt"
+	ModePassthrough IdentityPolicyMode = "passthrough"
+	ModeToken       IdentityPolicyMode = "token"
+)
+
+// Valid indicates whether the value is a known member of the IdentityPolicyMode enum.
+func (e IdentityPolicyMode) Valid() bool {
+	switch e {
+	case ModeJWT:
+		return true
+	case ModePassthrough:
+		return true
+	case ModeToken:
 		return true
 	default:
 		return false
@@ -205,6 +331,259 @@ func (e Placement) Valid() bool {
 	}
 }
 
+// Defines values for PolicyChangeAction.
+const (
+	ChangeCreate PolicyChangeAction = "create"
+	ChangeDelete PolicyChangeAction = "delete"
+	ChangeNone   PolicyChangeAction = "none"
+	ChangeUpdate PolicyChangeAction = "update"
+)
+
+// Valid indicates whether the value is a known member of the PolicyChangeAction enum.
+func (e PolicyChangeAction) Valid() bool {
+	switch e {
+	case ChangeCreate:
+		return true
+	case ChangeDelete:
+		return true
+	case ChangeNone:
+		return true
+	case ChangeUpdate:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for PolicyHistoryEntryAction.
+const (
+	HistoryCreate PolicyHistoryEntryAction = "create"
+	HistoryDelete PolicyHistoryEntryAction = "delete"
+	HistoryUpdate PolicyHistoryEntryAction = "update"
+)
+
+// Valid indicates whether the value is a known member of the PolicyHistoryEntryAction enum.
+func (e PolicyHistoryEntryAction) Valid() bool {
+	switch e {
+	case HistoryCreate:
+		return true
+	case HistoryDelete:
+		return true
+	case HistoryUpdate:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for PolicyKind.
+const (
+	KindAccess      PolicyKind = "access"
+	KindAnswers     PolicyKind = "answers"
+	KindApps        PolicyKind = "apps"
+	KindDegradation PolicyKind = "degradation"
+	KindGuards      PolicyKind = "guards"
+	KindIdentity    PolicyKind = "identity"
+	KindMaintenance PolicyKind = "maintenance"
+	KindRateLimit   PolicyKind = "rate-limit"
+	KindSignature   PolicyKind = "signature"
+)
+
+// Valid indicates whether the value is a known member of the PolicyKind enum.
+func (e PolicyKind) Valid() bool {
+	switch e {
+	case KindAccess:
+		return true
+	case KindAnswers:
+		return true
+	case KindApps:
+		return true
+	case KindDegradation:
+		return true
+	case KindGuards:
+		return true
+	case KindIdentity:
+		return true
+	case KindMaintenance:
+		return true
+	case KindRateLimit:
+		return true
+	case KindSignature:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for PolicyOrigin.
+const (
+	OriginMemory PolicyOrigin = "memory"
+	OriginRedis  PolicyOrigin = "Redis"
+	OriginSQL    PolicyOrigin = "SQL"
+)
+
+// Valid indicates whether the value is a known member of the PolicyOrigin enum.
+func (e PolicyOrigin) Valid() bool {
+	switch e {
+	case OriginMemory:
+		return true
+	case OriginRedis:
+		return true
+	case OriginSQL:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RateLimitPolicyBy.
+const (
+	ByAddress RateLimitPolicyBy = "address"
+	ByApp     RateLimitPolicyBy = "app"
+	ByTotal   RateLimitPolicyBy = "total"
+	ByUser    RateLimitPolicyBy = "user"
+)
+
+// Valid indicates whether the value is a known member of the RateLimitPolicyBy enum.
+func (e RateLimitPolicyBy) Valid() bool {
+	switch e {
+	case ByAddress:
+		return true
+	case ByApp:
+		return true
+	case ByTotal:
+		return true
+	case ByUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// AccessPolicy Who may call an interface. `rbac`: users with one of the roles, others FORBIDDEN (403); `grey`: it is there for some
+// users only, for others NOT_FOUND (404); `method`: it has these methods only, others METHOD_NOT_ALLOWED (405).
+//
+// Example: {"path":"/js/a/admin/**","roles":["operator"],"services":["ai"],"type":"rbac"}
+type AccessPolicy struct {
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Method Not given = any; not for type method
+	Method *PolicyMethod `json:"method,omitempty"`
+
+	// Methods Of type method
+	Methods *[]PolicyMethod `json:"methods,omitempty"`
+
+	// Path `/js/a/orders/{id}` and `/js/a/orders/*`: any one segment there; `/js/a/orders/**`: /js/a/orders and everything
+	// below. The most specific pattern wins. Compared with the path after dot segments, empty segments and parameters
+	// of segments (`;x=1`) are taken out.
+	//
+	//
+	// Example: /js/a/orders/{id}
+	Path PathPattern `json:"path"`
+
+	// Percent Of type grey: the share of users who have it; a user keeps it while it grows
+	Percent *float64 `json:"percent,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Roles Of type rbac
+	Roles *[]Role `json:"roles,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow true: what it would refuse is counted and logged, and passes
+	Shadow *PolicyShadow    `json:"shadow,omitempty"`
+	Type   AccessPolicyType `json:"type"`
+
+	// Users Of type grey: users who have it in any case
+	Users *[]PolicyUser `json:"users,omitempty"`
+}
+
+// AccessPolicyType defines model for AccessPolicy.Type.
+type AccessPolicyType string
+
+// AnswersPolicy The business codes of a service's refusals, and which clients get them with HTTP 200. A service has one, its own or that for all services.
+//
+// Example: {"clientSources":["app"],"codes":{"MAINTENANCE":50300,"UNAUTHENTICATED":40100},"services":["ai"],"sourceHeader":"X-Client-Source"}
+type AnswersPolicy struct {
+	// ClientSources Values of it whose clients get refusals of guards with HTTP 200
+	ClientSources *[]string `json:"clientSources,omitempty"`
+
+	// Codes Business code by reason of a guard; the HTTP status if not given
+	Codes *map[string]int `json:"codes,omitempty"`
+
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Messages Message by reason of a guard
+	Messages *map[string]Text `json:"messages,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow Not for this kind: it refuses nothing
+	Shadow *AnswersPolicyShadow `json:"shadow,omitempty"`
+
+	// SourceHeader Request header that tells what a client is; none that the gateway sets, or that holds a token
+	//
+	// Example: X-Client-Source
+	SourceHeader *string `json:"sourceHeader,omitempty"`
+}
+
+// AnswersPolicyShadow Not for this kind: it refuses nothing
+type AnswersPolicyShadow bool
+
+// AppPolicy A client of the open API; the id is its client-id. Two secrets are good at once while one is rotated: add the new one, have the client use it, take the old one out.
+//
+// Example: {"name":"Partner","secrets":[{"id":"2026","value":"a-secret-of-16-or-more"}],"services":["ai"]}
+type AppPolicy struct {
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Name For people
+	Name *string `json:"name,omitempty"`
+
+	// Remark For the next administrator
+	Remark  *PolicyRemark `json:"remark,omitempty"`
+	Secrets []AppSecret   `json:"secrets"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow Not for apps: the signature policy has one
+	Shadow *AppPolicyShadow `json:"shadow,omitempty"`
+}
+
+// AppPolicyShadow Not for apps: the signature policy has one
+type AppPolicyShadow bool
+
+// AppSecret defines model for AppSecret.
+type AppSecret struct {
+	// ID Tells it from the other one
+	ID *string `json:"id,omitempty"`
+
+	// NotAfter Good until then
+	NotAfter *time.Time `json:"notAfter,omitempty"`
+
+	// SetAt When the value was set; shown, not yours to give
+	SetAt *time.Time `json:"setAt,omitempty"`
+
+	// Value 16 characters or more. Never shown. Not given: the one stored under this id stays
+	Value *string `json:"value,omitempty"`
+}
+
 // AuditAnswer defines model for AuditAnswer.
 type AuditAnswer struct {
 	Code int `json:"code"`
@@ -285,6 +664,53 @@ type BindingsAnswer struct {
 	Message string `json:"message"`
 }
 
+// DegradationPolicy What the clients of a node that fails are told. A service has one, its own or that for all services.
+//
+// Example: {"code":60000,"core":["^/js/a/pay/"],"coreCode":60001,"coreMessage":{"en":"Please try again.","zh":"支付繁忙，请重试"},"services":["ai"]}
+type DegradationPolicy struct {
+	// Breaker When Traefik's circuit breaker opens; that of the settings if not given
+	//
+	// Example: ResponseCodeRatio(500, 600, 0, 600) > 0.30
+	Breaker *string `json:"breaker,omitempty"`
+
+	// Code That of all other paths; 0 = the HTTP status
+	Code *int `json:"code,omitempty"`
+
+	// Core Regular expressions (RE2) of the paths that matter most
+	Core *[]string `json:"core,omitempty"`
+
+	// CoreCode Their business code; 0 = the HTTP status
+	CoreCode *int `json:"coreCode,omitempty"`
+
+	// CoreMessage A message in the languages of the clients; one that is missing is taken from the other
+	CoreMessage *Text `json:"coreMessage,omitempty"`
+
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Message A message in the languages of the clients; one that is missing is taken from the other
+	Message *Text `json:"message,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow Not for this kind: it refuses nothing
+	Shadow *DegradationPolicyShadow `json:"shadow,omitempty"`
+}
+
+// DegradationPolicyShadow Not for this kind: it refuses nothing
+type DegradationPolicyShadow bool
+
+// Duration Numbers with their units (ms, s, m, h)
+//
+// Example: 5m
+type Duration = string
+
 // EmptyAnswer defines model for EmptyAnswer.
 type EmptyAnswer struct {
 	Code    int                     `json:"code"`
@@ -334,6 +760,62 @@ type ExplanationAnswer struct {
 	Message string      `json:"message"`
 }
 
+// GuardState defines model for GuardState.
+type GuardState struct {
+	// Broken A policy cannot be used and has no last good version
+	Broken bool `json:"broken"`
+
+	// Cost What a check commonly takes; the cheapest guard comes first
+	//
+	// Example: round trip
+	Cost string `json:"cost"`
+
+	// Counts Checks of this instance since its start
+	Counts GuardCounts `json:"counts"`
+
+	// Enabled Its master switch
+	Enabled bool `json:"enabled"`
+
+	// Failure What becomes of requests that cannot be checked, unless a policy says otherwise. open: they pass; closed: they are refused
+	Failure GuardStateFailure `json:"failure"`
+
+	// Name Example: rate-limit
+	Name     string `json:"name"`
+	Policies int    `json:"policies"`
+
+	// Shadow Of the master switch: nothing is refused
+	Shadow bool `json:"shadow"`
+}
+
+// GuardCounts Checks of this instance since its start
+type GuardCounts struct {
+	Passed  int64 `json:"passed"`
+	Refused int64 `json:"refused"`
+
+	// Shadow Passed, but would have been refused without shadow mode
+	Shadow int64 `json:"shadow"`
+
+	// Unchecked Could not be checked; the failure policy decided
+	Unchecked int64 `json:"unchecked"`
+}
+
+// GuardStateFailure What becomes of requests that cannot be checked, unless a policy says otherwise. open: they pass; closed: they are refused
+type GuardStateFailure string
+
+// GuardSwitch The master switch of a guard; the id is its name: maintenance, signature, identity, rate-limit or access. Without one the guard is on.
+//
+// Example: {"enabled":true,"remark":"new limits under test","shadow":true}
+type GuardSwitch struct {
+	// Enabled false: the guard checks nothing
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Shadow true: none of its policies refuses; what they would is counted and logged
+	Shadow *bool `json:"shadow,omitempty"`
+}
+
 // Health defines model for Health.
 type Health struct {
 	CheckedAt *time.Time `json:"checkedAt"`
@@ -357,6 +839,46 @@ type HealthAnswer struct {
 
 // ID Example: node-1
 type ID = string
+
+// IdentityPolicy How the users of a service are known. A service has one, its own or that for all services.
+//
+// Example: {"jwt":{"algorithms":["RS256"],"audience":["ai"],"issuer":"https://login.example.com","jwksUrl":"https://login.example.com/jwks.json"},"mode":"jwt","public":["/js/a/public/**"],"services":["ai"]}
+type IdentityPolicy struct {
+	// Blacklist Whether tokens that were logged out, and those of users who were kicked out, are refused. By default under token and jwt
+	Blacklist *bool `json:"blacklist,omitempty"`
+
+	// BlacklistFailure What becomes of a request while the blacklist cannot be asked. open: it passes; closed: 503
+	BlacklistFailure *IdentityPolicyBlacklistFailure `json:"blacklistFailure,omitempty"`
+
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Jwt Which JSON Web Tokens are good; for mode jwt
+	Jwt *JWTPolicy `json:"jwt,omitempty"`
+
+	// Mode passthrough: the node decides whether a request without a known user is good; token: a token that leads to a user is needed; jwt: a JSON Web Token is needed, and says who the user is
+	Mode IdentityPolicyMode `json:"mode"`
+
+	// Public Paths that need no user
+	Public *[]PathPattern `json:"public,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow true: what it would refuse is counted and logged, and passes
+	Shadow *PolicyShadow `json:"shadow,omitempty"`
+}
+
+// IdentityPolicyBlacklistFailure What becomes of a request while the blacklist cannot be asked. open: it passes; closed: 503
+type IdentityPolicyBlacklistFailure string
+
+// IdentityPolicyMode passthrough: the node decides whether a request without a known user is good; token: a token that leads to a user is needed; jwt: a JSON Web Token is needed, and says who the user is
+type IdentityPolicyMode string
 
 // Import defines model for Import.
 type Import struct {
@@ -499,6 +1021,85 @@ type ImportsAnswer struct {
 	Message string `json:"message"`
 }
 
+// JWTPolicy Which JSON Web Tokens are good; for mode jwt
+type JWTPolicy struct {
+	// Algorithms Pinned: HS256 … HS512, RS256 …, PS256 …, ES256 …, EdDSA
+	//
+	// Example: ["RS256"]
+	Algorithms []string `json:"algorithms"`
+
+	// AllowNoExpiry Whether tokens without exp are good
+	AllowNoExpiry *bool `json:"allowNoExpiry,omitempty"`
+
+	// Audience One of these must be in aud; not given = any
+	Audience *[]string `json:"audience,omitempty"`
+
+	// ChannelClaim Claim that becomes X-Channel
+	ChannelClaim *string `json:"channelClaim,omitempty"`
+
+	// Issuer iss; not given = any
+	Issuer *string `json:"issuer,omitempty"`
+
+	// JwksMaxAge How long its keys are good while it cannot be asked, 1m to 720h
+	JwksMaxAge *Duration `json:"jwksMaxAge,omitempty"`
+
+	// JwksRefresh How often it is asked, 10s to 24h
+	JwksRefresh *Duration `json:"jwksRefresh,omitempty"`
+
+	// JwksURL A key server
+	//
+	// Example: https://login.example.com/jwks.json
+	JwksURL *string `json:"jwksUrl,omitempty"`
+
+	// Keys Keys that are not from a key server
+	Keys *[]struct {
+		// ID The kid of its tokens; needed if there are several
+		ID *string `json:"id,omitempty"`
+
+		// PublicKey Instead of a secret: PEM, or a JWK
+		PublicKey *string `json:"publicKey,omitempty"`
+
+		// SetAt When the secret was set; shown, not yours to give
+		SetAt *time.Time `json:"setAt,omitempty"`
+
+		// Value A secret for HS…, 16 characters or more. Never shown
+		Value *string `json:"value,omitempty"`
+	} `json:"keys,omitempty"`
+
+	// Leeway How far clocks may differ, up to 10m; 1m if not given
+	Leeway *Duration `json:"leeway,omitempty"`
+
+	// SourceClaim Claim that becomes X-Source
+	SourceClaim *string `json:"sourceClaim,omitempty"`
+
+	// UserClaim Claim that holds the user id; sub if not given
+	UserClaim *string `json:"userClaim,omitempty"`
+}
+
+// KickOutAnswer defines model for KickOutAnswer.
+type KickOutAnswer struct {
+	Code    int       `json:"code"`
+	Data    KickedOut `json:"data"`
+	Message string    `json:"message"`
+}
+
+// KickOutRequest defines model for KickOutRequest.
+type KickOutRequest struct {
+	// ServiceID Example: node-1
+	ServiceID ID `json:"serviceId"`
+
+	// UserID Text; a number is understood, without loss
+	UserID UserID `json:"userId"`
+}
+
+// KickedOut defines model for KickedOut.
+type KickedOut struct {
+	// Enforced false: no identity policy of the service uses the blacklist, so the tokens still pass; they would be refused as soon as one does
+	Enforced  bool   `json:"enforced"`
+	ServiceID string `json:"serviceId"`
+	UserID    string `json:"userId"`
+}
+
 // LoginFields Where a login keeps what a binding needs, as dotted paths; what is not given stays
 type LoginFields struct {
 	// Code In the response
@@ -524,6 +1125,48 @@ type LoginFields struct {
 	//
 	// Example: username
 	Username *string `json:"username,omitempty"`
+}
+
+// MaintenancePolicy Turns requests away with MAINTENANCE (503) and tells the clients until when, except those of testers
+//
+// Example: {"end":"2026-01-31T10:00:00+08:00","message":{"en":"We are upgrading.","zh":"系统升级中"},"services":["ai"],"testers":{"addresses":["10.0.0.0/8"],"users":["7"]}}
+type MaintenancePolicy struct {
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// End Expected end: the clients are told; the maintenance lasts until the policy is deleted or disabled
+	End *time.Time `json:"end,omitempty"`
+
+	// Message A message in the languages of the clients; one that is missing is taken from the other
+	Message *Text `json:"message,omitempty"`
+
+	// Paths Not given or empty = all
+	Paths *[]PathPattern `json:"paths,omitempty"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow true: what it would refuse is counted and logged, and passes
+	Shadow *PolicyShadow `json:"shadow,omitempty"`
+
+	// Start Not in force before
+	Start *time.Time `json:"start,omitempty"`
+
+	// Testers Who is let through
+	Testers *struct {
+		// Addresses Addresses and CIDR prefixes
+		//
+		// Example: ["10.0.0.7","fd00::/8"]
+		Addresses *[]string `json:"addresses,omitempty"`
+
+		// Users User ids; at the login, usernames
+		Users *[]PolicyUser `json:"users,omitempty"`
+	} `json:"testers,omitempty"`
 }
 
 // NewNode defines model for NewNode.
@@ -655,8 +1298,311 @@ type PastBindingAnswer struct {
 	Message string       `json:"message"`
 }
 
+// PathPattern `/js/a/orders/{id}` and `/js/a/orders/*`: any one segment there; `/js/a/orders/**`: /js/a/orders and everything
+// below. The most specific pattern wins. Compared with the path after dot segments, empty segments and parameters
+// of segments (`;x=1`) are taken out.
+//
+// Example: /js/a/orders/{id}
+type PathPattern = string
+
 // Placement How a user without a node gets one
 type Placement string
+
+// PoliciesAnswer defines model for PoliciesAnswer.
+type PoliciesAnswer struct {
+	Code int `json:"code"`
+	Data struct {
+		// AskedAt When a store last confirmed them
+		AskedAt time.Time `json:"askedAt"`
+
+		// Guards In the order in which they check
+		Guards []GuardState `json:"guards"`
+
+		// Kinds How many policies there are of each kind
+		//
+		// Example: {"rate-limit":12}
+		Kinds map[string]int `json:"kinds"`
+
+		// Origin Who answered. SQL: the durable store; Redis: the cache; memory: this instance, since nobody else could be asked
+		Origin PolicyOrigin `json:"origin"`
+
+		// Pending Switches that are in force and that the durable store does not have yet
+		Pending int `json:"pending"`
+
+		// Problems Stored policies that cannot be used
+		Problems []PolicyProblem `json:"problems"`
+
+		// Revision Of all policies; every change raises it
+		Revision int64 `json:"revision"`
+	} `json:"data"`
+	Message string `json:"message"`
+}
+
+// PolicyAnswer defines model for PolicyAnswer.
+type PolicyAnswer struct {
+	Code    int          `json:"code"`
+	Data    PolicyRecord `json:"data"`
+	Message string       `json:"message"`
+}
+
+// PolicyChange defines model for PolicyChange.
+type PolicyChange struct {
+	// Action none: it is so already
+	Action PolicyChangeAction `json:"action"`
+	After  Policy             `json:"after"`
+	Before Policy             `json:"before"`
+	ID     string             `json:"id"`
+}
+
+// PolicyChangeAction none: it is so already
+type PolicyChangeAction string
+
+// PolicyChanged defines model for PolicyChanged.
+type PolicyChanged struct {
+	// Changes By id
+	Changes []PolicyChange `json:"changes"`
+	DryRun  bool           `json:"dryRun"`
+
+	// Pending true: the durable store could not be written; the change is in force, and is handed on when it is back
+	Pending bool          `json:"pending"`
+	Record  *PolicyRecord `json:"record,omitempty"`
+
+	// Replay In a dry run: what the policies after the change would have done to the last requests of this instance (10,000 at
+	// most), compared with those of now. What is in shadow mode counts as if it refused. Signatures are not remembered:
+	// what changes of the kinds signature and apps would refuse cannot be told. Neither can logged out tokens.
+	Replay *PolicyReplay `json:"replay,omitempty"`
+
+	// Revision Of the policies after the change; in a dry run, that which it starts from
+	Revision int64 `json:"revision"`
+}
+
+// PolicyChangedAnswer defines model for PolicyChangedAnswer.
+type PolicyChangedAnswer struct {
+	Code    int           `json:"code"`
+	Data    PolicyChanged `json:"data"`
+	Message string        `json:"message"`
+}
+
+// PolicyEnabled false: kept, but not in force
+type PolicyEnabled = bool
+
+// PolicyEntry defines model for PolicyEntry.
+type PolicyEntry struct {
+	// Body A policy of the kind that the path names. It is verified by that kind's schema alone.
+	Body Policy `json:"body"`
+
+	// ID Example: node-1
+	ID ID `json:"id"`
+}
+
+// PolicyHistoryAnswer defines model for PolicyHistoryAnswer.
+type PolicyHistoryAnswer struct {
+	Code int `json:"code"`
+	Data struct {
+		Page    int                  `json:"page"`
+		Records []PolicyHistoryEntry `json:"records"`
+		Size    int                  `json:"size"`
+		Total   int64                `json:"total"`
+	} `json:"data"`
+	Message string `json:"message"`
+}
+
+// PolicyHistoryEntry defines model for PolicyHistoryEntry.
+type PolicyHistoryEntry struct {
+	Action PolicyHistoryEntryAction `json:"action"`
+
+	// Actor Example: user:1
+	Actor   string `json:"actor"`
+	Address string `json:"address"`
+	After   Policy `json:"after"`
+	Before  Policy `json:"before"`
+
+	// ID Of the policy
+	ID        string `json:"id"`
+	RequestID string `json:"requestId"`
+
+	// Revision Of the change; one change may be of many policies
+	Revision int64     `json:"revision"`
+	Time     time.Time `json:"time"`
+}
+
+// PolicyHistoryEntryAction defines model for PolicyHistoryEntry.Action.
+type PolicyHistoryEntryAction string
+
+// PolicyKind `guards`: the master switch of each guard (GuardSwitch). The guards' rules: `maintenance` (MaintenancePolicy),
+// `identity` (IdentityPolicy), `signature` (SignaturePolicy) with its clients `apps` (AppPolicy), `rate-limit`
+// (RateLimitPolicy), `access` (AccessPolicy). How the gateway answers: `degradation` (DegradationPolicy), `answers`
+// (AnswersPolicy).
+type PolicyKind string
+
+// PolicyList defines model for PolicyList.
+type PolicyList struct {
+	Policies []PolicyEntry `json:"policies"`
+
+	// Replace Delete all other policies of the kind
+	Replace *bool `json:"replace,omitempty"`
+}
+
+// PolicyMethod Example: GET
+type PolicyMethod = string
+
+// PolicyOrigin Who answered. SQL: the durable store; Redis: the cache; memory: this instance, since nobody else could be asked
+type PolicyOrigin string
+
+// PolicyPageAnswer defines model for PolicyPageAnswer.
+type PolicyPageAnswer struct {
+	Code int `json:"code"`
+	Data struct {
+		// Origin Who answered. SQL: the durable store; Redis: the cache; memory: this instance, since nobody else could be asked
+		Origin  PolicyOrigin   `json:"origin"`
+		Page    int            `json:"page"`
+		Records []PolicyRecord `json:"records"`
+		Size    int            `json:"size"`
+		Total   int64          `json:"total"`
+	} `json:"data"`
+	Message string `json:"message"`
+}
+
+// PolicyProblem defines model for PolicyProblem.
+type PolicyProblem struct {
+	Error string `json:"error"`
+	ID    string `json:"id"`
+
+	// Kind `guards`: the master switch of each guard (GuardSwitch). The guards' rules: `maintenance` (MaintenancePolicy),
+	// `identity` (IdentityPolicy), `signature` (SignaturePolicy) with its clients `apps` (AppPolicy), `rate-limit`
+	// (RateLimitPolicy), `access` (AccessPolicy). How the gateway answers: `degradation` (DegradationPolicy), `answers`
+	// (AnswersPolicy).
+	Kind PolicyKind `json:"kind"`
+
+	// LastGoodHolds true: the last version that could be used is in force; false: there is none, and the guard's failure policy decides
+	LastGoodHolds bool `json:"lastGoodHolds"`
+}
+
+// PolicyRecord defines model for PolicyRecord.
+type PolicyRecord struct {
+	// Body A policy of the kind that the path names. It is verified by that kind's schema alone.
+	Body Policy `json:"body"`
+
+	// Etag For If-Match
+	Etag string `json:"etag"`
+	ID   string `json:"id"`
+
+	// Kind `guards`: the master switch of each guard (GuardSwitch). The guards' rules: `maintenance` (MaintenancePolicy),
+	// `identity` (IdentityPolicy), `signature` (SignaturePolicy) with its clients `apps` (AppPolicy), `rate-limit`
+	// (RateLimitPolicy), `access` (AccessPolicy). How the gateway answers: `degradation` (DegradationPolicy), `answers`
+	// (AnswersPolicy).
+	Kind PolicyKind `json:"kind"`
+
+	// Revision Of the change that wrote it; null: in force, but the durable store does not have it yet
+	Revision   *int64    `json:"revision"`
+	UpdateTime time.Time `json:"updateTime"`
+}
+
+// PolicyRemark For the next administrator
+type PolicyRemark = string
+
+// PolicyReplay In a dry run: what the policies after the change would have done to the last requests of this instance (10,000 at
+// most), compared with those of now. What is in shadow mode counts as if it refused. Signatures are not remembered:
+// what changes of the kinds signature and apps would refuse cannot be told. Neither can logged out tokens.
+type PolicyReplay struct {
+	// Admitted Would pass, and are refused now
+	Admitted int `json:"admitted"`
+
+	// Reasons The refused ones by reason
+	//
+	// Example: {"RATE_LIMITED":12}
+	Reasons map[string]int `json:"reasons"`
+
+	// Refused Would be refused, and pass now
+	Refused int `json:"refused"`
+
+	// Requests That were tried
+	Requests int `json:"requests"`
+
+	// Samples Some of the refused ones, 20 at most
+	Samples []ReplayedRequest `json:"samples"`
+
+	// Since When the oldest of the requests came; null: there were none
+	Since *time.Time `json:"since"`
+}
+
+// ReplayedRequest defines model for PolicyReplay.samples.
+type ReplayedRequest struct {
+	Method string `json:"method"`
+	Path   string `json:"path"`
+
+	// Reason Example: RATE_LIMITED
+	Reason    string    `json:"reason"`
+	ServiceID string    `json:"serviceId"`
+	Time      time.Time `json:"time"`
+
+	// UserID null: nobody's, or not known
+	UserID *string `json:"userId"`
+}
+
+// PolicyRollback defines model for PolicyRollback.
+type PolicyRollback struct {
+	// Revision All policies of the kind become what they were after the change with this revision; 0 = before the first
+	Revision int64 `json:"revision"`
+}
+
+// PolicyServices The services that it is about; not given or empty = all
+//
+// Example: ["ai"]
+type PolicyServices = []ID
+
+// PolicyShadow true: what it would refuse is counted and logged, and passes
+type PolicyShadow = bool
+
+// PolicyUser A user id
+//
+// Example: 7
+type PolicyUser = string
+
+// RateLimitPolicy Bounds the requests to an interface with a token bucket that all instances share; beyond it RATE_LIMITED (429). Of several that match, those of the most specific path count, of these those for exactly the method.
+//
+// Example: {"burst":20,"by":"user","method":"POST","path":"/js/a/orders/{id}","per":"1s","rate":10,"services":["ai"]}
+type RateLimitPolicy struct {
+	// Burst Requests at once; not given or 0 = as many as rate, at least 1
+	Burst *int `json:"burst,omitempty"`
+
+	// By What is counted apart. user, app: requests without one are not counted; address: an IPv4 address, an IPv6 network (/64)
+	By *RateLimitPolicyBy `json:"by,omitempty"`
+
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Method Not given = any
+	Method *PolicyMethod `json:"method,omitempty"`
+
+	// Path `/js/a/orders/{id}` and `/js/a/orders/*`: any one segment there; `/js/a/orders/**`: /js/a/orders and everything
+	// below. The most specific pattern wins. Compared with the path after dot segments, empty segments and parameters
+	// of segments (`;x=1`) are taken out.
+	//
+	//
+	// Example: /js/a/orders/{id}
+	Path PathPattern `json:"path"`
+
+	// Per 1s to 24h; 1s if not given
+	Per *Duration `json:"per,omitempty"`
+
+	// Rate Requests in per
+	Rate float64 `json:"rate"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow true: what it would refuse is counted and logged, and passes
+	Shadow *PolicyShadow `json:"shadow,omitempty"`
+}
+
+// RateLimitPolicyBy What is counted apart. user, app: requests without one are not counted; address: an IPv4 address, an IPv6 network (/64)
+type RateLimitPolicyBy string
 
 // Refusal defines model for Refusal.
 type Refusal struct {
@@ -666,6 +1612,34 @@ type Refusal struct {
 		// Reason Example: CONFLICT
 		Reason    string `json:"reason"`
 		RequestID string `json:"requestId"`
+	} `json:"data"`
+	Message string `json:"message"`
+}
+
+// Role Example: operator
+type Role = string
+
+// RolesAnswer defines model for RolesAnswer.
+type RolesAnswer struct {
+	Code    int       `json:"code"`
+	Data    UserRoles `json:"data"`
+	Message string    `json:"message"`
+}
+
+// RolesChange defines model for RolesChange.
+type RolesChange struct {
+	// Roles Empty = none
+	Roles []Role `json:"roles"`
+}
+
+// RolesPageAnswer defines model for RolesPageAnswer.
+type RolesPageAnswer struct {
+	Code int `json:"code"`
+	Data struct {
+		Page    int        `json:"page"`
+		Records []UserRole `json:"records"`
+		Size    int        `json:"size"`
+		Total   int64      `json:"total"`
 	} `json:"data"`
 	Message string `json:"message"`
 }
@@ -732,14 +1706,76 @@ type ServicesAnswer struct {
 	Message string    `json:"message"`
 }
 
+// SignaturePolicy Wants requests signed by an app: parameters of query and form sorted by key, their values concatenated, the secret
+// appended, SHA-256 in hex. A dry run cannot tell what a signature policy would refuse: the signatures of past requests are not remembered.
+//
+// Example: {"nonce":true,"paths":["/js/a/open/**"],"services":["ai"],"ttl":"5m"}
+type SignaturePolicy struct {
+	// Apps client-ids that may call; not given or empty = all apps of the service
+	Apps          *[]ID   `json:"apps,omitempty"`
+	ClientIDParam *string `json:"clientIdParam,omitempty"`
+
+	// Enabled false: kept, but not in force
+	Enabled *PolicyEnabled `json:"enabled,omitempty"`
+
+	// Methods Not given or empty = all but OPTIONS, which a browser sends unsigned
+	Methods *[]PolicyMethod `json:"methods,omitempty"`
+
+	// Nonce true: a nonce is needed, and good once within the ttl
+	Nonce      *bool         `json:"nonce,omitempty"`
+	NonceParam *string       `json:"nonceParam,omitempty"`
+	Paths      []PathPattern `json:"paths"`
+
+	// Remark For the next administrator
+	Remark *PolicyRemark `json:"remark,omitempty"`
+
+	// Services The services that it is about; not given or empty = all
+	//
+	// Example: ["ai"]
+	Services *PolicyServices `json:"services,omitempty"`
+
+	// Shadow true: what it would refuse is counted and logged, and passes
+	Shadow         *PolicyShadow `json:"shadow,omitempty"`
+	SignParam      *string       `json:"signParam,omitempty"`
+	TimestampParam *string       `json:"timestampParam,omitempty"`
+
+	// TTL How far the timestamp may be away, 1s to 24h; 5m if not given
+	TTL *Duration `json:"ttl,omitempty"`
+}
+
 // StatusAnswer defines model for StatusAnswer.
 type StatusAnswer struct {
 	Code int `json:"code"`
 	Data struct {
-		Services []Service `json:"services"`
-		Version  string    `json:"version"`
+		// Guards In the order in which they check
+		Guards   []GuardState `json:"guards"`
+		Services []Service    `json:"services"`
+		Version  string       `json:"version"`
 	} `json:"data"`
 	Message string `json:"message"`
+}
+
+// Text A message in the languages of the clients; one that is missing is taken from the other
+type Text struct {
+	// En Example: Down for maintenance. Please come back later.
+	En *string `json:"en,omitempty"`
+
+	// Zh Example: 系统维护中，请稍后再试
+	Zh *string `json:"zh,omitempty"`
+}
+
+// UserRole defines model for UserRole.
+type UserRole struct {
+	Role      string `json:"role"`
+	ServiceID string `json:"serviceId"`
+	UserID    string `json:"userId"`
+}
+
+// UserRoles defines model for UserRoles.
+type UserRoles struct {
+	Roles     []string `json:"roles"`
+	ServiceID string   `json:"serviceId"`
+	UserID    string   `json:"userId"`
 }
 
 // Verdict defines model for Verdict.
@@ -774,11 +1810,23 @@ type ImportID = int64
 // NodeID defines model for NodeId.
 type NodeID = string
 
+// OfKind `guards`: the master switch of each guard (GuardSwitch). The guards' rules: `maintenance` (MaintenancePolicy),
+// `identity` (IdentityPolicy), `signature` (SignaturePolicy) with its clients `apps` (AppPolicy), `rate-limit`
+// (RateLimitPolicy), `access` (AccessPolicy). How the gateway answers: `degradation` (DegradationPolicy), `answers`
+// (AnswersPolicy).
+type OfKind = PolicyKind
+
 // OfService defines model for OfService.
 type OfService = string
 
 // Page defines model for Page.
 type Page = int
+
+// PolicyDryRun defines model for PolicyDryRun.
+type PolicyDryRun = bool
+
+// PolicyID Example: node-1
+type PolicyID = ID
 
 // ServiceID defines model for ServiceId.
 type ServiceID = string
@@ -844,6 +1892,12 @@ type ExplainParams struct {
 	// Path With a query or without; the service's prefix if it is not given
 	Path *string `form:"path,omitempty" json:"path,omitempty"`
 
+	// Address Of the client, for policies that look at it; unknown if it is not given
+	Address *string `form:"address,omitempty" json:"address,omitempty"`
+
+	// Source Value of the source header that the service's answers policy names
+	Source *string `form:"source,omitempty" json:"source,omitempty"`
+
 	// XExplainToken The token, where it shall not be part of a URL
 	XExplainToken *string `json:"X-Explain-Token,omitempty"`
 }
@@ -870,6 +1924,77 @@ type ListNodesParams struct {
 type UpdateNodeParams struct {
 	// IfMatch The ETag that the change starts from; 412 if it is another now
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
+// ListPoliciesParams defines parameters for ListPolicies.
+type ListPoliciesParams struct {
+	// ServiceID Only policies that are about this service, those for all services included
+	ServiceID *string `form:"serviceId,omitempty" json:"serviceId,omitempty"`
+
+	// Keyword Case-insensitive part of the id
+	Keyword *string `form:"keyword,omitempty" json:"keyword,omitempty"`
+
+	// Page From 1
+	Page *Page `form:"page,omitempty" json:"page,omitempty"`
+
+	// Size Records of a page
+	Size *Size `form:"size,omitempty" json:"size,omitempty"`
+}
+
+// SetPoliciesParams defines parameters for SetPolicies.
+type SetPoliciesParams struct {
+	// DryRun Verify, and tell what it would have done to the last requests; change nothing
+	DryRun *PolicyDryRun `form:"dryRun,omitempty" json:"dryRun,omitempty"`
+}
+
+// PolicyHistoryParams defines parameters for PolicyHistory.
+type PolicyHistoryParams struct {
+	// ID Only of this policy
+	ID *ID `form:"id,omitempty" json:"id,omitempty"`
+
+	// Page From 1
+	Page *Page `form:"page,omitempty" json:"page,omitempty"`
+
+	// Size Records of a page
+	Size *Size `form:"size,omitempty" json:"size,omitempty"`
+}
+
+// RollBackPoliciesParams defines parameters for RollBackPolicies.
+type RollBackPoliciesParams struct {
+	// DryRun Verify, and tell what it would have done to the last requests; change nothing
+	DryRun *PolicyDryRun `form:"dryRun,omitempty" json:"dryRun,omitempty"`
+}
+
+// DeletePolicyParams defines parameters for DeletePolicy.
+type DeletePolicyParams struct {
+	// DryRun Verify, and tell what it would have done to the last requests; change nothing
+	DryRun *PolicyDryRun `form:"dryRun,omitempty" json:"dryRun,omitempty"`
+
+	// IfMatch The ETag that the change starts from; 412 if it is another now
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
+// SetPolicyParams defines parameters for SetPolicy.
+type SetPolicyParams struct {
+	// DryRun Verify, and tell what it would have done to the last requests; change nothing
+	DryRun *PolicyDryRun `form:"dryRun,omitempty" json:"dryRun,omitempty"`
+
+	// IfMatch The ETag that the change starts from; 412 if it is another now
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
+// ListRolesParams defines parameters for ListRoles.
+type ListRolesParams struct {
+	// ServiceID Only of this service
+	ServiceID *OfService `form:"serviceId,omitempty" json:"serviceId,omitempty"`
+	UserID    *string    `form:"userId,omitempty" json:"userId,omitempty"`
+	Role      *string    `form:"role,omitempty" json:"role,omitempty"`
+
+	// Page From 1
+	Page *Page `form:"page,omitempty" json:"page,omitempty"`
+
+	// Size Records of a page
+	Size *Size `form:"size,omitempty" json:"size,omitempty"`
 }
 
 // ListRoutesParams defines parameters for ListRoutes.
@@ -916,6 +2041,18 @@ type UpdateServiceParams struct {
 // UpdateNodeJSONRequestBody defines body for UpdateNode for application/json ContentType.
 type UpdateNodeJSONRequestBody = NodeChange
 
+// SetPoliciesJSONRequestBody defines body for SetPolicies for application/json ContentType.
+type SetPoliciesJSONRequestBody = PolicyList
+
+// RollBackPoliciesJSONRequestBody defines body for RollBackPolicies for application/json ContentType.
+type RollBackPoliciesJSONRequestBody = PolicyRollback
+
+// SetPolicyJSONRequestBody defines body for SetPolicy for application/json ContentType.
+type SetPolicyJSONRequestBody = Policy
+
+// SetRolesJSONRequestBody defines body for SetRoles for application/json ContentType.
+type SetRolesJSONRequestBody = RolesChange
+
 // BindJSONRequestBody defines body for Bind for application/json ContentType.
 type BindJSONRequestBody = BindRequest
 
@@ -930,3 +2067,6 @@ type UpdateServiceJSONRequestBody = ServiceChange
 
 // CreateNodeJSONRequestBody defines body for CreateNode for application/json ContentType.
 type CreateNodeJSONRequestBody = NewNode
+
+// KickOutJSONRequestBody defines body for KickOut for application/json ContentType.
+type KickOutJSONRequestBody = KickOutRequest

@@ -50,7 +50,8 @@ END $$;
 -- A change counts whoever makes it: the triggers give it its revision and tell of it. As
 -- in 00005, what a connection of another name than the gateway's has changed they also
 -- record, and they are their owner's: whoever may change a policy need not be allowed
--- to write the revision or the audit.
+-- to write the revision or the audit. A plan that was made for the few rows of one
+-- statement is kept for the many of another: a nested loop would take forever.
 -- +goose StatementBegin
 DO $$
 BEGIN
@@ -95,7 +96,8 @@ BEGIN
     $f$, current_schema());
 
     EXECUTE format($f$
-        CREATE FUNCTION %1$I.gateway_policy_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        CREATE FUNCTION %1$I.gateway_policy_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $body$
         DECLARE
             by_hand boolean := current_setting('application_name') !~ '^homenode(:|$)';
             changed bigint; -- the revision of the change; NULL: nothing has changed
@@ -139,7 +141,8 @@ BEGIN
     -- The entries are as gateway.AuditRoles makes them. What a user had is what they have,
     -- without what the statement has made and with what it has removed.
     EXECUTE format($f$
-        CREATE FUNCTION %1$I.gateway_user_role_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        CREATE FUNCTION %1$I.gateway_user_role_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $body$
         DECLARE
             by_hand     boolean := current_setting('application_name') !~ '^homenode(:|$)';
             old_service text[];

@@ -50,9 +50,42 @@ type ServerInterface interface {
 	// GetDocument This document
 	// (GET /openapi.json)
 	GetDocument(ctx echo.Context) error
+	// GetPolicies The guards, and the policies that are in force on this instance
+	// (GET /policies)
+	GetPolicies(ctx echo.Context) error
+	// ListPolicies Policies of a kind, a page at a time, by id
+	// (GET /policies/{kind})
+	ListPolicies(ctx echo.Context, kind OfKind, params ListPoliciesParams) error
+	// SetPolicies Set many policies of a kind, all or none
+	// (POST /policies/{kind})
+	SetPolicies(ctx echo.Context, kind OfKind, params SetPoliciesParams) error
+	// PolicyHistory Changes of the policies of a kind, the newest first
+	// (GET /policies/{kind}/history)
+	PolicyHistory(ctx echo.Context, kind OfKind, params PolicyHistoryParams) error
+	// RollBackPolicies Bring all policies of a kind back to what they were at a revision
+	// (POST /policies/{kind}/rollback)
+	RollBackPolicies(ctx echo.Context, kind OfKind, params RollBackPoliciesParams) error
+	// DeletePolicy Delete a policy
+	// (DELETE /policies/{kind}/{policyId})
+	DeletePolicy(ctx echo.Context, kind OfKind, policyID PolicyID, params DeletePolicyParams) error
+	// GetPolicy One policy, with its ETag
+	// (GET /policies/{kind}/{policyId})
+	GetPolicy(ctx echo.Context, kind OfKind, policyID PolicyID) error
+	// SetPolicy Create or replace a policy
+	// (PUT /policies/{kind}/{policyId})
+	SetPolicy(ctx echo.Context, kind OfKind, policyID PolicyID, params SetPolicyParams) error
 	// Reload Read the registry now
 	// (POST /reload)
 	Reload(ctx echo.Context) error
+	// ListRoles Roles of users, a page at a time, by service, user and role
+	// (GET /roles)
+	ListRoles(ctx echo.Context, params ListRolesParams) error
+	// GetRoles The roles of a user of a service; none is no error
+	// (GET /roles/{serviceId}/{userId})
+	GetRoles(ctx echo.Context, serviceID ServiceID, userID string) error
+	// SetRoles Give a user exactly these roles
+	// (PUT /roles/{serviceId}/{userId})
+	SetRoles(ctx echo.Context, serviceID ServiceID, userID string) error
 	// ListRoutes Bindings, a page at a time
 	// (GET /routes)
 	ListRoutes(ctx echo.Context, params ListRoutesParams) error
@@ -86,6 +119,9 @@ type ServerInterface interface {
 	// CreateNode Add a node to a service
 	// (POST /services/{serviceId}/nodes)
 	CreateNode(ctx echo.Context, serviceID ServiceID) error
+	// KickOut Refuse all tokens that a user has now
+	// (POST /sessions/kick-out)
+	KickOut(ctx echo.Context) error
 	// GetStatus Services, nodes, their health and how many users are bound to each
 	// (GET /status)
 	GetStatus(ctx echo.Context) error
@@ -269,6 +305,20 @@ func (w *ServerInterfaceWrapper) Explain(ctx echo.Context) error {
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "path", ctx.QueryParams(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
 	if err != nil {
 		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter path: %s", err))
+	}
+
+	// ------------- Optional query parameter "address" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "address", ctx.QueryParams(), &params.Address, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter address: %s", err))
+	}
+
+	// ------------- Optional query parameter "source" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "source", ctx.QueryParams(), &params.Source, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter source: %s", err))
 	}
 
 	headers := ctx.Request().Header
@@ -468,12 +518,374 @@ func (w *ServerInterfaceWrapper) GetDocument(ctx echo.Context) error {
 	return err
 }
 
+// GetPolicies converts echo context to params.
+func (w *ServerInterfaceWrapper) GetPolicies(ctx echo.Context) error {
+	var err error
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.GetPolicies(ctx)
+	return err
+}
+
+// ListPolicies converts echo context to params.
+func (w *ServerInterfaceWrapper) ListPolicies(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListPoliciesParams
+	// ------------- Optional query parameter "serviceId" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "serviceId", ctx.QueryParams(), &params.ServiceID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter serviceId: %s", err))
+	}
+
+	// ------------- Optional query parameter "keyword" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "keyword", ctx.QueryParams(), &params.Keyword, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter keyword: %s", err))
+	}
+
+	// ------------- Optional query parameter "page" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "page", ctx.QueryParams(), &params.Page, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter page: %s", err))
+	}
+
+	// ------------- Optional query parameter "size" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "size", ctx.QueryParams(), &params.Size, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter size: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.ListPolicies(ctx, kind, params)
+	return err
+}
+
+// SetPolicies converts echo context to params.
+func (w *ServerInterfaceWrapper) SetPolicies(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params SetPoliciesParams
+	// ------------- Optional query parameter "dryRun" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "dryRun", ctx.QueryParams(), &params.DryRun, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter dryRun: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.SetPolicies(ctx, kind, params)
+	return err
+}
+
+// PolicyHistory converts echo context to params.
+func (w *ServerInterfaceWrapper) PolicyHistory(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params PolicyHistoryParams
+	// ------------- Optional query parameter "id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "id", ctx.QueryParams(), &params.ID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter id: %s", err))
+	}
+
+	// ------------- Optional query parameter "page" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "page", ctx.QueryParams(), &params.Page, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter page: %s", err))
+	}
+
+	// ------------- Optional query parameter "size" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "size", ctx.QueryParams(), &params.Size, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter size: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.PolicyHistory(ctx, kind, params)
+	return err
+}
+
+// RollBackPolicies converts echo context to params.
+func (w *ServerInterfaceWrapper) RollBackPolicies(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params RollBackPoliciesParams
+	// ------------- Optional query parameter "dryRun" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "dryRun", ctx.QueryParams(), &params.DryRun, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter dryRun: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.RollBackPolicies(ctx, kind, params)
+	return err
+}
+
+// DeletePolicy converts echo context to params.
+func (w *ServerInterfaceWrapper) DeletePolicy(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// ------------- Path parameter "policyId" -------------
+	var policyID PolicyID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policyId", ctx.Param("policyId"), &policyID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter policyId: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeletePolicyParams
+	// ------------- Optional query parameter "dryRun" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "dryRun", ctx.QueryParams(), &params.DryRun, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter dryRun: %s", err))
+	}
+
+	headers := ctx.Request().Header
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Expected one value for If-Match, got %d", n))
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter If-Match: %s", err))
+		}
+
+		params.IfMatch = &IfMatch
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.DeletePolicy(ctx, kind, policyID, params)
+	return err
+}
+
+// GetPolicy converts echo context to params.
+func (w *ServerInterfaceWrapper) GetPolicy(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// ------------- Path parameter "policyId" -------------
+	var policyID PolicyID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policyId", ctx.Param("policyId"), &policyID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter policyId: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.GetPolicy(ctx, kind, policyID)
+	return err
+}
+
+// SetPolicy converts echo context to params.
+func (w *ServerInterfaceWrapper) SetPolicy(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "kind" -------------
+	var kind OfKind
+
+	err = runtime.BindStyledParameterWithOptions("simple", "kind", ctx.Param("kind"), &kind, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter kind: %s", err))
+	}
+
+	// ------------- Path parameter "policyId" -------------
+	var policyID PolicyID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policyId", ctx.Param("policyId"), &policyID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter policyId: %s", err))
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params SetPolicyParams
+	// ------------- Optional query parameter "dryRun" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "dryRun", ctx.QueryParams(), &params.DryRun, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter dryRun: %s", err))
+	}
+
+	headers := ctx.Request().Header
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Expected one value for If-Match, got %d", n))
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter If-Match: %s", err))
+		}
+
+		params.IfMatch = &IfMatch
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.SetPolicy(ctx, kind, policyID, params)
+	return err
+}
+
 // Reload converts echo context to params.
 func (w *ServerInterfaceWrapper) Reload(ctx echo.Context) error {
 	var err error
 
 	// Invoke the callback with all the unmarshaled arguments
 	err = w.Handler.Reload(ctx)
+	return err
+}
+
+// ListRoles converts echo context to params.
+func (w *ServerInterfaceWrapper) ListRoles(ctx echo.Context) error {
+	var err error
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListRolesParams
+	// ------------- Optional query parameter "serviceId" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "serviceId", ctx.QueryParams(), &params.ServiceID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter serviceId: %s", err))
+	}
+
+	// ------------- Optional query parameter "userId" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "userId", ctx.QueryParams(), &params.UserID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter userId: %s", err))
+	}
+
+	// ------------- Optional query parameter "role" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "role", ctx.QueryParams(), &params.Role, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter role: %s", err))
+	}
+
+	// ------------- Optional query parameter "page" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "page", ctx.QueryParams(), &params.Page, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter page: %s", err))
+	}
+
+	// ------------- Optional query parameter "size" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "size", ctx.QueryParams(), &params.Size, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter size: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.ListRoles(ctx, params)
+	return err
+}
+
+// GetRoles converts echo context to params.
+func (w *ServerInterfaceWrapper) GetRoles(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "serviceId" -------------
+	var serviceID ServiceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "serviceId", ctx.Param("serviceId"), &serviceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter serviceId: %s", err))
+	}
+
+	// ------------- Path parameter "userId" -------------
+	var userID string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "userId", ctx.Param("userId"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter userId: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.GetRoles(ctx, serviceID, userID)
+	return err
+}
+
+// SetRoles converts echo context to params.
+func (w *ServerInterfaceWrapper) SetRoles(ctx echo.Context) error {
+	var err error
+	// ------------- Path parameter "serviceId" -------------
+	var serviceID ServiceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "serviceId", ctx.Param("serviceId"), &serviceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter serviceId: %s", err))
+	}
+
+	// ------------- Path parameter "userId" -------------
+	var userID string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "userId", ctx.Param("userId"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: ctx.Request().URL.RawPath == ""})
+	if err != nil {
+		return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter userId: %s", err))
+	}
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.SetRoles(ctx, serviceID, userID)
 	return err
 }
 
@@ -700,6 +1112,15 @@ func (w *ServerInterfaceWrapper) CreateNode(ctx echo.Context) error {
 	return err
 }
 
+// KickOut converts echo context to params.
+func (w *ServerInterfaceWrapper) KickOut(ctx echo.Context) error {
+	var err error
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.KickOut(ctx)
+	return err
+}
+
 // GetStatus converts echo context to params.
 func (w *ServerInterfaceWrapper) GetStatus(ctx echo.Context) error {
 	var err error
@@ -778,6 +1199,18 @@ func RegisterHandlersWithOptions(router EchoRouter, si ServerInterface, options 
 	router.GET(options.BaseURL+"/imports", wrapper.ListImports, options.OperationMiddlewares["listImports"]...)
 	router.GET(options.BaseURL+"/imports/:importId", wrapper.GetImport, options.OperationMiddlewares["getImport"]...)
 	router.POST(options.BaseURL+"/imports/:importId/undo", wrapper.UndoImport, options.OperationMiddlewares["undoImport"]...)
+	router.GET(options.BaseURL+"/policies", wrapper.GetPolicies, options.OperationMiddlewares["getPolicies"]...)
+	router.GET(options.BaseURL+"/policies/:kind", wrapper.ListPolicies, options.OperationMiddlewares["listPolicies"]...)
+	router.POST(options.BaseURL+"/policies/:kind", wrapper.SetPolicies, options.OperationMiddlewares["setPolicies"]...)
+	router.GET(options.BaseURL+"/policies/:kind/history", wrapper.PolicyHistory, options.OperationMiddlewares["policyHistory"]...)
+	router.POST(options.BaseURL+"/policies/:kind/rollback", wrapper.RollBackPolicies, options.OperationMiddlewares["rollBackPolicies"]...)
+	router.DELETE(options.BaseURL+"/policies/:kind/:policyId", wrapper.DeletePolicy, options.OperationMiddlewares["deletePolicy"]...)
+	router.GET(options.BaseURL+"/policies/:kind/:policyId", wrapper.GetPolicy, options.OperationMiddlewares["getPolicy"]...)
+	router.PUT(options.BaseURL+"/policies/:kind/:policyId", wrapper.SetPolicy, options.OperationMiddlewares["setPolicy"]...)
+	router.GET(options.BaseURL+"/roles", wrapper.ListRoles, options.OperationMiddlewares["listRoles"]...)
+	router.GET(options.BaseURL+"/roles/:serviceId/:userId", wrapper.GetRoles, options.OperationMiddlewares["getRoles"]...)
+	router.PUT(options.BaseURL+"/roles/:serviceId/:userId", wrapper.SetRoles, options.OperationMiddlewares["setRoles"]...)
+	router.POST(options.BaseURL+"/sessions/kick-out", wrapper.KickOut, options.OperationMiddlewares["kickOut"]...)
 	router.GET(options.BaseURL+"/explain", wrapper.Explain, options.OperationMiddlewares["explain"]...)
 	router.GET(options.BaseURL+"/audit", wrapper.ListAudit, options.OperationMiddlewares["listAudit"]...)
 	router.GET(options.BaseURL+"/audit/binding", wrapper.BindingAt, options.OperationMiddlewares["bindingAt"]...)

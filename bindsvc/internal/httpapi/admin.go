@@ -81,7 +81,7 @@ func setFlag(field *bool, given *api.Flag) {
 	}
 }
 
-// GetStatus answers with services, their nodes, health and binding counts.
+// GetStatus answers with services, their nodes, health and binding counts, and the guards.
 func (a admin) GetStatus(c echo.Context) error {
 	ctx := c.Request().Context()
 	services, nodes, err := a.store.LoadRegistry(ctx)
@@ -102,7 +102,7 @@ func (a admin) GetStatus(c echo.Context) error {
 		}
 		views[i].Bindings = &total
 	}
-	return a.succeed(c, map[string]any{"version": a.opts.Version, "services": views})
+	return a.succeed(c, map[string]any{"version": a.opts.Version, "guards": a.guardStates(), "services": views})
 }
 
 // Reload reads the registry now.

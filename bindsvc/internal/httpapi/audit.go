@@ -25,8 +25,11 @@ func (a admin) ListAudit(c echo.Context, params api.ListAuditParams) error {
 	return a.succeed(c, pageView(total, page, size, entries, viewAudit))
 }
 
-// viewAudit is api.AuditEntry with the records as they are stored.
+// viewAudit is api.AuditEntry with the records as they are stored, but for secrets.
 func viewAudit(e gateway.AuditEntry) map[string]any {
+	if isOfPolicy(e) {
+		e.Before, e.After = viewAuditedPolicy(e.Before), viewAuditedPolicy(e.After)
+	}
 	return map[string]any{
 		"id": e.ID, "time": e.At, "actor": e.Actor.Name, "address": e.Actor.Address, "requestId": e.Actor.RequestID, "action": e.Action,
 		"serviceId": orNull(e.ServiceID), "nodeId": orNull(e.NodeID), "userId": orNull(e.UserID), "username": orNull(e.Username),

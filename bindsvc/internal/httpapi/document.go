@@ -31,7 +31,23 @@ var document = sync.OnceValues(func() (*openapi3.T, error) {
 	return doc, doc.Validate(openapi3.NewLoader().Context)
 })
 
-const maxAdminBody = 64 << 10
+// Limits of bodies; the document tells those that are not the usual one.
+const (
+	maxAdminBody    = 64 << 10
+	maxPolicyBody   = 1 << 20
+	maxPoliciesBody = 8 << 20
+)
+
+// bodyLimit is the most bytes that the operation reads.
+func bodyLimit(operation *openapi3.Operation) int64 {
+	switch operation.OperationID {
+	case setsPolicy:
+		return maxPolicyBody
+	case setsPolicies:
+		return maxPoliciesBody
+	}
+	return maxAdminBody
+}
 
 // conformant refuses requests that are not as the document says, naming what is wrong.
 func conformant() (echo.MiddlewareFunc, error) {
@@ -68,17 +84,24 @@ func verifyRequest(c echo.Context, router routers.Router) error {
 		}
 	}
 	options := &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, MultiError: true}
+	var content []byte
 	if body := route.Operation.RequestBody; body != nil && body.Value.GetMediaType("application/json") != nil {
-		if err := bufferBody(c); err != nil {
+		if content, err = bufferBody(c, bodyLimit(route.Operation)); err != nil {
 			return err
 		}
 		request.Header.Set("Content-Type", "application/json") // curl -d says otherwise, and means this
 	} else {
 		options.ExcludeRequestBody = true
 	}
+	options.ExcludeRequestBody = options.ExcludeRequestBody || holdsPolicies(route.Operation)
 	input := &openapi3filter.RequestValidationInput{Request: request, PathParams: parameters, Route: route, Options: options}
 	if err := openapi3filter.ValidateRequest(request.Context(), input); err != nil {
 		return invalid(strings.Join(problemsOf(err), "; "))
+	}
+	if holdsPolicies(route.Operation) {
+		if problems := verifyPolicies(route, gateway.PolicyKind(parameters["kind"]), content); len(problems) > 0 {
+			return invalid(strings.Join(problems, "; "))
+		}
 	}
 	return nil
 }
@@ -100,24 +123,25 @@ func verifyQuery(request *http.Request, route *routers.Route) error {
 	return nil
 }
 
-func bufferBody(c echo.Context) error {
-	content, err := io.ReadAll(http.MaxBytesReader(c.Response(), c.Request().Body, maxAdminBody))
+// bufferBody reads the body, which can then be read again.
+func bufferBody(c echo.Context, limit int64) ([]byte, error) {
+	content, err := io.ReadAll(http.MaxBytesReader(c.Response(), c.Request().Body, limit))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return &gateway.Error{Reason: gateway.TooLarge}
+		return nil, &gateway.Error{Reason: gateway.TooLarge}
 	case err != nil:
-		return invalid("the body broke off")
+		return nil, invalid("the body broke off")
 	case !json.Valid(content):
-		return invalid("the body is not a JSON object")
+		return nil, invalid("the body is not a JSON object")
 	case !utf8.Valid(content):
-		return invalid("the body is not UTF-8")
+		return nil, invalid("the body is not UTF-8")
 	case hasNUL(content):
-		return invalid("the body has a text with NUL in it")
+		return nil, invalid("the body has a text with NUL in it")
 	}
 	c.Request().Body = io.NopCloser(bytes.NewReader(content))
 	c.Request().ContentLength = int64(len(content))
-	return nil
+	return content, nil
 }
 
 // storable reports whether every store can hold the text.

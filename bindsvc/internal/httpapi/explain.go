@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -59,7 +61,10 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 	if params.Method != nil {
 		method = strings.ToUpper(*params.Method)
 	}
-	req.ServiceID = textOf(params.ServiceID)
+	req.ServiceID, req.Method = textOf(params.ServiceID), method
+	if err := setClient(&req, params); err != nil {
+		return req, "", err
+	}
 	snapshot := a.registry.Snapshot()
 	service, known := snapshot.Service(req.ServiceID)
 	if raw := textOf(params.Path); raw != "" {
@@ -67,7 +72,7 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		if err != nil || !strings.HasPrefix(uri.Path, "/") {
 			return req, "", invalid("path: want a path such as /js/a/cases")
 		}
-		req.Path = asRouted(uri.Path)
+		req.Path, req.Query, req.QueryTold = asRouted(uri.Path), uri.RawQuery, true
 		at, covered := snapshot.ServiceAt(req.Path)
 		if req.ServiceID != "" && known && (!covered || at.ID != req.ServiceID) {
 			return req, "", invalid(fmt.Sprintf("path: service %q does not have it", req.ServiceID))
@@ -102,6 +107,23 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		described += " without a token"
 	}
 	return req, described, nil
+}
+
+// setClient fills in what guards look at beside the request itself. There is no form body.
+func setClient(req *gateway.Request, params api.ExplainParams) error {
+	req.Form.State = gateway.FormNone
+	if params.Source != nil {
+		req.Source, req.SourceTold = *params.Source, true
+	}
+	if params.Address == nil {
+		return nil
+	}
+	address, err := netip.ParseAddr(*params.Address)
+	if err != nil {
+		return invalid("address: want an address such as 192.0.2.7")
+	}
+	req.Address, req.AddressTold = address.Unmap().WithZone(""), true
+	return nil
 }
 
 // asRouted is a path as Traefik passes it on to the plugin: clean, but with its last slash.
@@ -139,6 +161,9 @@ func whatWouldChange(decision gateway.Decision, refusal *gateway.Error, req gate
 		}
 		return []string{"a token that leads to a user", "the next anonymous request, which gets the next node"}
 	}
+	if refusal.Guard != "" {
+		return whatGuardsWant(decision.ServiceID, refusal)
+	}
 	switch refusal.Reason {
 	case gateway.NodeDown:
 		return []string{"the node answering its health check again: the binding holds until then", "a rebind to another node, if the user's data are moved there first"}
@@ -156,5 +181,35 @@ func whatWouldChange(decision gateway.Decision, refusal *gateway.Error, req gate
 		return []string{"an enabled service whose path prefix covers the path: homenode services"}
 	default:
 		return []string{"see the steps"}
+	}
+}
+
+// whatGuardsWant says how a guard's refusal could be undone. Which policy refused is in the steps.
+func whatGuardsWant(serviceID string, refusal *gateway.Error) []string {
+	off := "switching the guard off, or to shadow mode, for all services: homenode guards off " + refusal.Guard
+	policy := func(kind gateway.PolicyKind) string {
+		return fmt.Sprintf("another policy: homenode policies list %s --service %s, then homenode policies set %s ID -f FILE --dry-run", kind, serviceID, kind)
+	}
+	switch refusal.Reason {
+	case gateway.InMaintenance:
+		return []string{"the end of the maintenance: homenode maintenance off --id ID", "being a tester: homenode maintenance on … --tester-address ADDRESS --tester-user USER", off}
+	case gateway.Unauthenticated:
+		return []string{"a token that is good: one of a new login, if the user was kicked out or has logged out", policy(gateway.PolicyIdentity), off}
+	case gateway.SignatureUnknownApp:
+		return []string{"the app, enabled, with this service among its services: homenode apps add CLIENT-ID", policy(gateway.PolicySignature), off}
+	case gateway.SignatureMissing, gateway.SignatureExpired, gateway.SignatureInvalid, gateway.SignatureReplayed, gateway.SignatureUnreadable:
+		return []string{"a request that is signed as the policy wants, with a clock that is right", policy(gateway.PolicySignature), off}
+	case gateway.RateLimited:
+		return []string{fmt.Sprintf("time: the bucket holds one again in %s", refusal.RetryAfter.Round(time.Millisecond)), policy(gateway.PolicyRateLimit), off}
+	case gateway.Forbidden:
+		return []string{"a role of the policy: homenode roles set --service " + serviceID + " --user ID ROLE …", policy(gateway.PolicyAccess), off}
+	case gateway.NotFound, gateway.MethodNotAllowed:
+		return []string{policy(gateway.PolicyAccess), off}
+	case gateway.PolicyInvalid:
+		return []string{"a policy that can be used: homenode policies names the one that cannot", off}
+	case gateway.StoreUnavailable:
+		return []string{"the store that could not be asked being back: see the steps", off}
+	default:
+		return []string{"see the steps", off}
 	}
 }

@@ -302,6 +302,7 @@ type Changed struct {
 	// the cache, and is handed on when the durable store is back.
 	Pending bool
 	Changes []gateway.PolicyChange // as they are stored
+	Before  []json.RawMessage      // the bodies that they replace, at the place of Changes; nil: there was none
 }
 
 // Wish is a change as an administrator gives it.
@@ -320,11 +321,39 @@ func (k *Keeper) Change(ctx context.Context, wishes []Wish) (Changed, error) {
 	if len(wishes) > maxAtOnce {
 		return Changed{}, &InvalidError{fmt.Errorf("more than %d policies at once", maxAtOnce)}
 	}
-	limit := switchLimit
-	if slices.ContainsFunc(wishes, func(w Wish) bool { return !w.Kind.IsSwitch() }) {
-		limit = changeLimit
+	return k.change(ctx, limitOf(wishes), func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) { return k.Plan(now, wishes) })
+}
+
+// Replace carries out the wishes, all of one kind, as Change does, and deletes every
+// other policy of the kind.
+func (k *Keeper) Replace(ctx context.Context, kind gateway.PolicyKind, wishes []Wish) (Changed, error) {
+	if len(wishes) > maxAtOnce {
+		return Changed{}, &InvalidError{fmt.Errorf("more than %d policies at once", maxAtOnce)}
 	}
-	return k.change(ctx, limit, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) { return k.Plan(now, wishes) })
+	return k.change(ctx, limitOf(append(slices.Clip(wishes), Wish{Kind: kind})), func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
+		return k.Plan(now, slices.Concat(wishes, Others(now, kind, wishes)))
+	})
+}
+
+// Others are the wishes to delete every policy of the kind that the given ones leave alone.
+func Others(now []gateway.Policy, kind gateway.PolicyKind, wishes []Wish) (deletions []Wish) {
+	wished := map[string]bool{}
+	for _, wish := range wishes {
+		wished[wish.ID] = true
+	}
+	for _, p := range now {
+		if p.Kind == kind && !wished[p.ID] {
+			deletions = append(deletions, Wish{Kind: kind, ID: p.ID})
+		}
+	}
+	return deletions
+}
+
+func limitOf(wishes []Wish) time.Duration {
+	if slices.ContainsFunc(wishes, func(w Wish) bool { return !w.Kind.IsSwitch() }) {
+		return changeLimit
+	}
+	return switchLimit
 }
 
 // InvalidError says what is wrong with a policy, field by field.
@@ -371,7 +400,7 @@ func (k *Keeper) Plan(now []gateway.Policy, wishes []Wish) ([]gateway.PolicyChan
 	if err := errors.Join(problems[:min(len(problems), 10)]...); err != nil {
 		return nil, &InvalidError{err}
 	}
-	return changes, k.verifySet(now, changes)
+	return changes, k.Verify(now, changes)
 }
 
 func prefixed(needed bool, id string, err error) error {
@@ -398,8 +427,9 @@ func (k *Keeper) verifyServices(kind gateway.PolicyKind, body []byte) error {
 	return nil
 }
 
-// verifySet refuses changes after which a policy could not be used although each is fine by itself.
-func (k *Keeper) verifySet(now []gateway.Policy, changes []gateway.PolicyChange) error {
+// Verify refuses changes after which a policy could not be used although each is fine
+// by itself, with an *InvalidError.
+func (k *Keeper) Verify(now []gateway.Policy, changes []gateway.PolicyChange) error {
 	before := compile(now, 0, k.sealer, nil)
 	known := map[policyKey]bool{}
 	for _, p := range before.Problems {
@@ -422,6 +452,19 @@ func Applied(now []gateway.Policy, changes []gateway.PolicyChange) []gateway.Pol
 	return overlay(now, pending)
 }
 
+// Replaced is the bodies that the changes replace, at the place of each; nil: there is none.
+func Replaced(now []gateway.Policy, changes []gateway.PolicyChange) []json.RawMessage {
+	bodies := map[policyKey]json.RawMessage{}
+	for _, p := range now {
+		bodies[policyKey{p.Kind, p.ID}] = p.Body
+	}
+	replaced := make([]json.RawMessage, len(changes))
+	for i, change := range changes {
+		replaced[i] = bodies[policyKey{change.Kind, change.ID}]
+	}
+	return replaced
+}
+
 // Would is the snapshot after the changes.
 func (k *Keeper) Would(changes []gateway.PolicyChange) *Snapshot {
 	now := k.Snapshot()
@@ -437,7 +480,7 @@ func (k *Keeper) change(ctx context.Context, limit time.Duration, decide func([]
 	var refusal error
 	revision, err := k.store.ChangePolicies(limited, func(now []gateway.Policy, revision int64) (changes []gateway.PolicyChange, err error) {
 		changes, err = decide(now, revision)
-		done.Changes, refusal = changes, err
+		done.Changes, done.Before, refusal = changes, Replaced(now, changes), err
 		return changes, err
 	})
 	switch {
@@ -483,7 +526,7 @@ func (k *Keeper) switchOver(ctx context.Context, decide func([]gateway.Policy, i
 		}
 	}
 	k.log.WarnContext(ctx, "policies changed through the cache, since the durable store cannot be written", "policies", len(changes), "error", failure)
-	return Changed{Revision: now.Revision, Pending: true, Changes: changes}, nil
+	return Changed{Revision: now.Revision, Pending: true, Changes: changes, Before: Replaced(now.policies, changes)}, nil
 }
 
 // supersede drops pending changes of policies that the durable store has a newer version of.
@@ -515,7 +558,7 @@ func (k *Keeper) Rollback(ctx context.Context, kind gateway.PolicyKind, to int64
 			if revision != at {
 				return nil, errChanged
 			}
-			return changes, k.verifySet(now, changes)
+			return changes, k.Verify(now, changes)
 		})
 		if !errors.Is(err, errChanged) {
 			return done, err

@@ -237,7 +237,7 @@ func TestRowsWrittenByHandCount(t *testing.T) {
 		{`UPDATE gateway_user_route SET node_id = 'n2'`, []gateway.Change{bindings}},
 		{`INSERT INTO gateway_user_route (service_id, user_id, node_id) VALUES ('ai', repeat('x', 2600), 'n1')`, []gateway.Change{user(strings.Repeat("x", 2600))}},
 		{`TRUNCATE gateway_user_route CASCADE`, []gateway.Change{bindings}},
-		{`NOTIFY homenode, 'from a newer version'`, []gateway.Change{bindings, registry}},
+		{`NOTIFY homenode, 'from a newer version'`, []gateway.Change{bindings, registry, {Kind: gateway.ChangePolicies}, {Kind: gateway.ChangeRoles}}},
 	} {
 		prompt(t, url, hand.sql)
 		var told []gateway.Change

@@ -83,6 +83,7 @@ func (s *Store) askBuckets(ctx context.Context, command, serviceID string, bucke
 	keys, args := make([]string, 0, len(buckets)), make([]any, 0, 1+2*len(buckets))
 	args = append(args, command)
 	for i, b := range buckets {
+		// Written so that NaN, too, is neither.
 		if !(b.Rate > 0) || math.IsInf(b.Rate, 0) || !(b.Burst >= 1) || math.IsInf(b.Burst, 0) {
 			return gateway.Admission{}, fmt.Errorf("bucket %d: want a rate over 0 and a burst of at least 1, have %g and %g", i, b.Rate, b.Burst)
 		}

@@ -135,7 +135,8 @@ func TestLimiterPeekTakesAndWritesNothing(t *testing.T) {
 	admission := peek(t, store, bucket)
 	require.False(t, admission.Allowed)
 	require.InDelta(t, 1000*time.Second, admission.RetryAfter, float64(10*time.Second))
-	require.Equal(t, before, store.Client().Dump(t.Context(), "gateway:limit:{ai}:k").Val())
+	require.False(t, take(t, store, bucket).Allowed)
+	require.Equal(t, before, store.Client().Dump(t.Context(), "gateway:limit:{ai}:k").Val(), "nor does a refusal write")
 }
 
 func TestLimiterHonoursChangedParametersAtOnce(t *testing.T) {

@@ -219,20 +219,19 @@ return 0
 // asPublisher calls publish while nobody else publishes.
 func (s *Store) asPublisher(ctx context.Context, publish func(context.Context) error) error {
 	me := rand.Text()
-	for deadline := time.Now().Add(2 * publisherLife); ; {
-		mine, err := s.client.SetNX(ctx, publisherKey, me, publisherLife).Result()
-		switch {
-		case err != nil:
+	waiting, stop := context.WithTimeout(ctx, 2*publisherLife)
+	defer stop()
+	for {
+		mine, err := s.client.SetNX(waiting, publisherKey, me, publisherLife).Result()
+		if err != nil {
 			return harmless(err)
-		case time.Now().After(deadline) && !mine:
-			return fmt.Errorf("%s in Redis is held for longer than a publication of policies may take", publisherKey)
 		}
 		if mine {
 			break
 		}
 		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for another publication of policies: %w", ctx.Err())
+		case <-waiting.Done():
+			return fmt.Errorf("another instance publishes policies (%s in Redis): %w", publisherKey, waiting.Err())
 		case <-time.After(publisherPause):
 		}
 	}

@@ -1,5 +1,5 @@
 // Package sqlite is the durable store of the embedded mode: bindings, services,
-// nodes and tokens in one file.
+// nodes, policies, roles and tokens in one file.
 //
 // Writes go through one connection, one transaction at a time; reads have their
 // own connections and never wait for a write. Several processes may use the file.

@@ -159,3 +159,54 @@ func expiry(t *testing.T, path string) (micros int64) {
 	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT max(expires_at) FROM gateway_token`).Scan(&micros))
 	return micros
 }
+
+// TestRevocationsAreKept at a restart, for their life, and as hashes.
+func TestRevocationsAreKept(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 600_900_000, time.UTC)
+	path := filepath.Join(t.TempDir(), "homenode.db")
+	opts := sqlite.Options{Now: func() time.Time { return now }}
+	ctx := t.Context()
+	store, err := sqlite.Open(ctx, path, opts)
+	require.NoError(t, err)
+	require.NoError(t, store.RevokeToken(ctx, "ai", "secret", time.Hour))
+	require.NoError(t, store.RevokeToken(ctx, "ai", "secret", time.Minute), "which makes it no shorter")
+	require.NoError(t, store.RevokeUser(ctx, "ai", "1", time.Hour))
+	require.NoError(t, store.Admit(ctx, "ai", "secret too", "1"))
+	require.NoError(t, store.Close())
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NotContains(t, string(content), "secret")
+
+	store = open(t, path, opts)
+	isRevoked := func(token string, issuedAt time.Time) bool {
+		t.Helper()
+		revoked, err := store.Revoked(ctx, "ai", token, "1", issuedAt)
+		require.NoError(t, err)
+		return revoked
+	}
+	kicked := now
+	now = now.Add(time.Hour - time.Millisecond)
+	require.True(t, isRevoked("secret", now))
+	require.False(t, isRevoked("secret too", kicked))
+	require.True(t, isRevoked("another", kicked))
+	require.True(t, isRevoked("another", kicked.Add(50*time.Microsecond)), "in the same millisecond")
+	require.False(t, isRevoked("another", kicked.Add(time.Millisecond)))
+	now = now.Add(time.Millisecond)
+	require.False(t, isRevoked("secret", kicked))
+	require.False(t, isRevoked("another", kicked))
+
+	require.Equal(t, []int{2, 1}, revocations(t, path))
+	require.NoError(t, store.RevokeToken(ctx, "ai", "next", time.Hour))
+	require.Equal(t, []int{1, 0}, revocations(t, path), "what has expired is cleared away by the next change")
+}
+
+// revocations counts the revocations and admissions.
+func revocations(t *testing.T, path string) []int {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	defer db.Close()
+	counts := make([]int, 2)
+	require.NoError(t, db.QueryRowContext(t.Context(), `SELECT (SELECT count(*) FROM gateway_revocation), (SELECT count(*) FROM gateway_admission)`).Scan(&counts[0], &counts[1]))
+	return counts
+}
