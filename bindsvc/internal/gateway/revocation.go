@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -23,6 +24,12 @@ type Revocations interface {
 	// after that (issuedAt, zero if the token does not tell). The userID may be empty.
 	Revoked(ctx context.Context, serviceID, token, userID string, issuedAt time.Time) (bool, error)
 }
+
+// ErrTooManyAdmitted is the answer of Admit when the user has logged in a thousand times
+// since being kicked out. The mark that an administrator's kick left does not grow beyond
+// that: the token is refused until the mark expires or the user is kicked out again,
+// unless it tells that it was issued after the kick.
+var ErrTooManyAdmitted = errors.New("too many logins since the user was kicked out")
 
 // The audit's action of a user who was kicked out.
 const ActionUserKickedOut = "user.kicked-out"

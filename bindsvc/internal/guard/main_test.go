@@ -26,7 +26,7 @@ var (
 
 // world is everything that guards ask, as plain values.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	now      time.Time
 	store    *policytest.Memory
 	policies *policy.Keeper
@@ -45,7 +45,7 @@ type world struct {
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	w := &world{t: t, now: start, store: &policytest.Memory{}, users: map[string]string{"t7": "7", "t8": "8"}, revoked: map[string]bool{}, roles: map[string][]string{}}
 	clock := func() time.Time { return w.now }
 	buckets := guard.NewBuckets(clock)
@@ -144,6 +144,9 @@ func (w *world) check(ctx context.Context, req gateway.Request) (*gateway.Error,
 	w.t.Helper()
 	q := w.chain.Question(req, gateway.Service{ID: req.ServiceID, PathPrefix: "/js/a"})
 	err := w.chain.Check(ctx, q)
+	if err == nil {
+		_, _ = q.Subject(ctx) // as the decision does
+	}
 	w.chain.Remember(ctx, q)
 	if err == nil {
 		return nil, q

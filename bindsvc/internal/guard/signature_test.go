@@ -44,7 +44,7 @@ func form(body string) func(*gateway.Request) {
 	}
 }
 
-func newSigned(t *testing.T) *world {
+func newSigned(t testing.TB) *world {
 	w := newWorld(t)
 	w.set(gateway.PolicyApps, "partner", `{"secrets":[{"id":"1","value":"`+appSecret+`"}]}`)
 	w.set(gateway.PolicySignature, "open", `{"paths":["/js/a/open/**"]}`)
@@ -180,7 +180,7 @@ func FuzzSignedParameters(f *testing.F) {
 	f.Add("client-id=partner&timestamp=1767323045000&sign=x", "a=1")
 	f.Add("%", ";;;&=&")
 	f.Add("a=%E5%BC%A0&a=1;sign=1", "\x00=\xff")
-	w := newSigned(&testing.T{})
+	w := newSigned(f)
 	f.Fuzz(func(t *testing.T, query, body string) {
 		w.t = t
 		if reason := w.ask(signed(query, form(body))); reason == "" {

@@ -17,8 +17,9 @@ var fallbackReasons = map[int]gateway.Reason{
 	http.StatusGatewayTimeout:     gateway.NodeTimeout,
 }
 
-// fallback answers for a node that could not: Traefik's errors middleware asks
-// it with the status that the node's router came to.
+// fallback answers for a node that could not: Traefik's errors middleware asks it with
+// the status that the node's router came to. The service's degradation policy decides
+// what the client reads.
 func (s *Server) fallback(c echo.Context) error {
 	status, err := strconv.Atoi(c.QueryParam("status"))
 	if err != nil || status < 400 || status > 599 {
@@ -28,19 +29,35 @@ func (s *Server) fallback(c echo.Context) error {
 	if !ok {
 		reason = gateway.Internal
 	}
-	s.write(c, &gateway.Error{Reason: reason, RetryAfter: time.Second}, status)
+	s.writeFailure(c, &gateway.Error{Reason: reason, RetryAfter: time.Second}, status)
 	return nil
+}
+
+// writeFailure answers for a node of the service that the caller tells of. A client that
+// reads business codes gets HTTP 200; its code is the status where none is agreed.
+func (s *Server) writeFailure(c echo.Context, refusal *gateway.Error, status int) {
+	header := c.Request().Header
+	code, text := s.agreed(s.failedRequest(header, c.QueryParam("url")))
+	if code == 0 {
+		code = status
+	}
+	if header.Get(traefikconf.ClientHeader) == "1" {
+		status = http.StatusOK
+	}
+	s.write(c, refusal, status, code, text)
 }
 
 // noRoute answers for Traefik's last router.
 func (s *Server) noRoute(echo.Context) error { return &gateway.Error{Reason: gateway.NoRoute} }
 
 // notKnown answers for a node that was chosen before Traefik knew it.
-func (s *Server) notKnown(echo.Context) error {
-	return &gateway.Error{Reason: gateway.NodeUnknown, RetryAfter: s.opts.TraefikPoll}
+func (s *Server) notKnown(c echo.Context) error {
+	refusal := &gateway.Error{Reason: gateway.NodeUnknown, RetryAfter: s.opts.TraefikPoll}
+	s.writeFailure(c, refusal, refusal.Reason.Status())
+	return nil
 }
 
 // traefik answers GET /v1/traefik, which Traefik's HTTP provider polls.
 func (s *Server) traefik(c echo.Context) error {
-	return c.JSON(http.StatusOK, traefikconf.Build(s.registry.Snapshot(), s.opts.Traefik))
+	return c.JSON(http.StatusOK, traefikconf.Build(s.registry.Snapshot(), s.policies.Snapshot(), s.opts.Traefik))
 }

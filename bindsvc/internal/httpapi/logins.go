@@ -83,7 +83,12 @@ func (s *Server) admit(ctx context.Context, serviceID, token, userID string) err
 	if identity == nil || !identity.UsesBlacklist() {
 		return nil
 	}
-	return s.revoked.Admit(ctx, serviceID, token, userID)
+	err := s.revoked.Admit(ctx, serviceID, token, userID)
+	if errors.Is(err, gateway.ErrTooManyAdmitted) {
+		s.log.WarnContext(ctx, "login of a user who was kicked out is refused later", "service", serviceID, "user", userID, "error", err)
+		return nil
+	}
+	return err
 }
 
 // usable drops a name that no store can hold: the login counts all the same.

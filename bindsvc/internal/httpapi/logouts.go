@@ -52,7 +52,7 @@ func (s *Server) remainingLife(ctx context.Context, serviceID, token string) tim
 	identity := s.policies.Snapshot().Identity(serviceID)
 	subject, err := s.subjects.Subject(ctx, serviceID, token, identity)
 	switch {
-	case errors.Is(err, gateway.ErrNotFound) && identity.JWT != nil:
+	case errors.Is(err, gateway.ErrNotFound): // nobody's: it is refused anyway, and must not fill the store
 		return 0
 	case err == nil && !subject.ExpiresAt.IsZero():
 		return max(0, time.Until(subject.ExpiresAt)) + identity.Leeway() + time.Second

@@ -14,12 +14,6 @@ import (
 
 var _ gateway.Revocations = (*Store)(nil)
 
-// ErrTooManyAdmitted is the answer of Admit when the user has logged in a thousand times
-// since being kicked out. The mark that an administrator's kick left does not grow beyond
-// that: the token is refused until the mark expires or the user is kicked out again,
-// unless it tells that it was issued after the kick.
-var ErrTooManyAdmitted = errors.New("too many logins since the user was kicked out")
-
 const maxAdmitted = 1000
 
 // A logout mark is the time of the logout in milliseconds.
@@ -77,7 +71,7 @@ func (s *Store) mark(ctx context.Context, script *goredis.Script, key string, li
 	return harmless(script.Run(ctx, s.client, []string{key}, max(1, life.Milliseconds())).Err())
 }
 
-// Admit implements gateway.Revocations. The error may be ErrTooManyAdmitted.
+// Admit implements gateway.Revocations. The error may be gateway.ErrTooManyAdmitted.
 func (s *Store) Admit(ctx context.Context, serviceID, token, userID string) error {
 	// Two steps, since in a cluster the marks are in two places. The kick's is first: a
 	// token that stays refused for one of the two is what a failure in between leaves.
@@ -89,7 +83,7 @@ func (s *Store) Admit(ctx context.Context, serviceID, token, userID string) erro
 		return harmless(err)
 	}
 	if !admitted {
-		return ErrTooManyAdmitted
+		return gateway.ErrTooManyAdmitted
 	}
 	return nil
 }

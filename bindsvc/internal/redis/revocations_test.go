@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/homenode/homenode/bindsvc/internal/gateway"
+
 	"github.com/homenode/homenode/bindsvc/internal/redis"
 	"github.com/homenode/homenode/internal/testenv"
 )
@@ -125,7 +127,7 @@ func TestAKickMarkDoesNotGrowForEver(t *testing.T) {
 		require.NoError(t, store.Admit(ctx, "ai", strconv.Itoa(i), "7"))
 	}
 	require.NoError(t, store.RevokeToken(ctx, "ai", "one more", time.Hour))
-	require.ErrorIs(t, store.Admit(ctx, "ai", "one more", "7"), redis.ErrTooManyAdmitted)
+	require.ErrorIs(t, store.Admit(ctx, "ai", "one more", "7"), gateway.ErrTooManyAdmitted)
 	require.NoError(t, store.Admit(ctx, "ai", "999", "7"), "is there already")
 	requireRevoked(t, store, true, "one more", "7", noTime)
 	requireRevoked(t, store, false, "one more", "7", at.Add(time.Second))

@@ -8,11 +8,13 @@
 package traefikconf
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 )
 
@@ -26,7 +28,7 @@ type Settings struct {
 	Rule           string         // added to every public router's rule, such as Host(`a.example`)
 	TLS            map[string]any // of the public routers; nil = none
 	NoRoute        bool           // a last router answers NO_ROUTE
-	CircuitBreaker string         // expression; empty = none
+	CircuitBreaker string         // expression, where no policy has its own; empty = none
 	Timeout        time.Duration  // of the plugin's question
 	BindTimeout    time.Duration  // how long the plugin holds a login's response
 	TokenSources   []string
@@ -36,12 +38,13 @@ type Settings struct {
 
 // Names with a tilde are ours: an id cannot contain one.
 const (
-	internalService = "homenode~internal"
-	adminService    = "homenode~admin"
-	fallbackName    = "homenode~fallback"
-	breakerName     = "homenode~breaker"
-	noRouteName     = "homenode~no-route"
-	notKnownName    = "homenode~not-known"
+	internalService    = "homenode~internal"
+	adminService       = "homenode~admin"
+	fallbackName       = "homenode~fallback"
+	clientFallbackName = "homenode~fallback-client"
+	breakerName        = "homenode~breaker"
+	noRouteName        = "homenode~no-route"
+	notKnownName       = "homenode~not-known"
 )
 
 // Paths of the binding service that Traefik leads requests to.
@@ -51,9 +54,18 @@ const (
 	NotKnownPath = "/v1/fallback/not-known"
 )
 
-// PoolHeader marks an anonymous request for the weighted pool of its service
-// while the binding service cannot be asked. Only the plugin sets it.
-const PoolHeader = "X-Homenode-Pool"
+// Headers of a request that only the plugin sets.
+const (
+	// PoolHeader marks an anonymous request for the weighted pool of its service while
+	// the binding service cannot be asked.
+	PoolHeader = "X-Homenode-Pool"
+
+	// ClientHeader is "1" if the client reads business codes, and gets HTTP 200 with them.
+	ClientHeader = "X-Homenode-Client"
+
+	// FallbackHeader tells the fallback what it has to know of the request that failed.
+	FallbackHeader = "X-Homenode-Fallback"
+)
 
 // Configuration is Traefik's dynamic configuration, as far as it is used here.
 type Configuration struct {
@@ -106,9 +118,9 @@ type WeightedService struct {
 	Weight int    `json:"weight"`
 }
 
-// Build returns the configuration for a registry.
-func Build(snapshot *registry.Snapshot, s Settings) Configuration {
-	b := builder{settings: s, http: HTTP{
+// Build returns the configuration for a registry and the policies of its services.
+func Build(snapshot *registry.Snapshot, policies *policy.Snapshot, s Settings) Configuration {
+	b := builder{settings: s, policies: policies, http: HTTP{
 		Routers: map[string]*Router{}, Middlewares: map[string]map[string]any{}, Services: map[string]*Service{},
 	}}
 	b.frame()
@@ -129,6 +141,7 @@ func Build(snapshot *registry.Snapshot, s Settings) Configuration {
 
 type builder struct {
 	settings Settings
+	policies *policy.Snapshot
 	http     HTTP
 }
 
@@ -136,20 +149,10 @@ type builder struct {
 func (b *builder) frame() {
 	s := b.settings
 	b.http.Services[internalService] = single(s.ServiceURL)
-	b.http.Middlewares[fallbackName] = map[string]any{"errors": map[string]any{
-		"status":  []string{"502-504"},
-		"service": internalService,
-		"query":   FallbackPath + "?status={status}", // no {url}: it could carry a token
-		// The client's other headers, its token first of all, stay here.
-		"errorRequestHeaders": []string{"Accept-Language", "X-Request-Id"},
-	}}
+	b.http.Middlewares[fallbackName] = fallback("{status}")
 	b.http.Middlewares[notKnownName] = map[string]any{"replacePath": map[string]any{"path": NotKnownPath}}
 	if s.CircuitBreaker != "" {
-		// Health probes decide about a node; the breaker only spares a failing one
-		// the time between two probes. It closes soon after the node is back.
-		b.http.Middlewares[breakerName] = map[string]any{"circuitBreaker": map[string]any{
-			"expression": s.CircuitBreaker, "checkPeriod": "100ms", "fallbackDuration": "3s", "recoveryDuration": "1s",
-		}}
+		b.http.Middlewares[breakerName] = breaker(s.CircuitBreaker)
 	}
 	b.http.Middlewares[noRouteName] = map[string]any{"replacePath": map[string]any{"path": NoRoutePath}}
 	if s.NoRoute {
@@ -163,6 +166,36 @@ func (b *builder) frame() {
 		router.Service = adminService
 		b.http.Routers[adminService] = router
 	}
+}
+
+// fallback has the binding service answer for a node. It is asked with the node's status
+// and the listed headers only: the client's others, its token first of all, stay here,
+// and so does {url}, which could carry one.
+func fallback(status string) map[string]any {
+	return map[string]any{"errors": map[string]any{
+		"status":              []string{failures},
+		"service":             internalService,
+		"query":               FallbackPath + "?status=" + status,
+		"errorRequestHeaders": []string{"Accept-Language", "X-Request-Id", FallbackHeader, ClientHeader},
+	}}
+}
+
+// clientFallback is fallback for clients that read business codes: it answers HTTP 200.
+func clientFallback() map[string]any {
+	middleware := fallback("{originalStatus}")
+	middleware["errors"].(map[string]any)["statusRewrites"] = map[string]int{failures: http.StatusOK}
+	return middleware
+}
+
+// failures are the statuses from behind a child router that count as the gateway's.
+const failures = "502-504"
+
+// breaker spares a failing node the time between two health probes, which decide about
+// it. It closes soon after the node is back.
+func breaker(expression string) map[string]any {
+	return map[string]any{"circuitBreaker": map[string]any{
+		"expression": expression, "checkPeriod": "100ms", "fallbackDuration": "3s", "recoveryDuration": "1s",
+	}}
 }
 
 // public is a router that the entry points reach. A longer prefix has the longer
@@ -197,6 +230,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 	parent.Middlewares = []string{plugin}
 	b.http.Routers[service.ID] = parent
 
+	breakers, readsCodes := b.breakersOf(service.ID), b.readsCodes(service.ID)
 	pool := &Weighted{}
 	takesNew := slices.ContainsFunc(nodes, func(n gateway.Node) bool { return n.Enabled && !n.Draining })
 	for _, node := range nodes {
@@ -208,20 +242,24 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 		b.http.Middlewares[headers] = map[string]any{"headers": map[string]any{
 			"customResponseHeaders": map[string]string{"X-Gateway-Node": node.ID},
 		}}
-		target := node.TraefikService
-		if target == "" {
-			target = name
-			b.http.Services[name] = single(node.BaseURL)
-			b.http.Services[name].Middlewares = []string{headers} // for the pool, which does not pass the child
-		}
-		child := b.child(service.ID, parent, "Header(`X-Gateway-Node`, `"+node.ID+"`)", target)
-		child.Middlewares = append([]string{headers}, child.Middlewares...)
-		if b.settings.CircuitBreaker != "" {
-			child.Middlewares = append(child.Middlewares, breakerName)
-		}
+		// The header is for the pool, which does not pass the child. The breaker is here
+		// because a node has one, by however many routers it is reached.
+		b.http.Services[name] = serviceOf(node)
+		b.http.Services[name].Middlewares = append([]string{headers}, breakers...)
+
+		match := "Header(`X-Gateway-Node`, `" + node.ID + "`)"
+		child := b.child(service.ID, parent, match, name)
+		child.Middlewares = []string{headers, fallbackName}
 		b.http.Routers[name] = child
+		if readsCodes {
+			// The errors middleware cannot choose the status by a header; a router can.
+			// Its rule is the longer one, and so its priority the higher.
+			child := b.child(service.ID, parent, match+" && Header(`"+ClientHeader+"`, `1`)", name)
+			child.Middlewares = []string{headers, clientFallbackName}
+			b.http.Routers[name+"~client"] = child
+		}
 		if !node.Draining || !takesNew {
-			pool.Services = append(pool.Services, WeightedService{Name: target, Weight: poolWeight(service, node)})
+			pool.Services = append(pool.Services, WeightedService{Name: name, Weight: poolWeight(service, node)})
 		}
 	}
 	if len(pool.Services) > 0 {
@@ -232,6 +270,39 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 	unknown := b.child(service.ID, parent, "", internalService)
 	unknown.Priority, unknown.Middlewares = 1, []string{notKnownName}
 	b.http.Routers[service.ID+"~not-known"] = unknown
+}
+
+// breakersOf returns the circuit breaker of a service's nodes: one middleware, or none.
+func (b *builder) breakersOf(serviceID string) []string {
+	usual := b.settings.CircuitBreaker
+	if rule := b.policies.Degradation(serviceID); rule != nil && rule.Breaker != "" && rule.Breaker != usual {
+		name := serviceID + "~breaker"
+		b.http.Middlewares[name] = breaker(rule.Breaker)
+		return []string{name}
+	}
+	if usual == "" {
+		return nil
+	}
+	return []string{breakerName}
+}
+
+// readsCodes reports whether some clients of the service read business codes, and adds
+// the middleware that answers them.
+func (b *builder) readsCodes(serviceID string) bool {
+	answers := b.policies.Answers(serviceID)
+	if answers == nil || len(answers.ClientSources) == 0 {
+		return false
+	}
+	b.http.Middlewares[clientFallbackName] = clientFallback()
+	return true
+}
+
+// serviceOf leads to the node: to its address, or through another provider's service.
+func serviceOf(node gateway.Node) *Service {
+	if node.TraefikService != "" {
+		return &Service{Weighted: &Weighted{Services: []WeightedService{{Name: node.TraefikService, Weight: 1}}}}
+	}
+	return single(node.BaseURL)
 }
 
 // poolWeight is a node's share of the anonymous requests while the binding service is away.

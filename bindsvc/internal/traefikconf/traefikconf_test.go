@@ -8,10 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 )
 
 func build(services []gateway.Service, nodes []gateway.Node, change func(*Settings)) HTTP {
+	return buildWith(policy.Empty(), services, nodes, change)
+}
+
+func buildWith(policies *policy.Snapshot, services []gateway.Service, nodes []gateway.Node, change func(*Settings)) HTTP {
 	s := Settings{
 		Plugin: "homenode", Endpoint: "http://127.0.0.1:9090", ServiceURL: "http://127.0.0.1:9090", AdminURL: "http://127.0.0.1:9091",
 		EntryPoints: []string{"web"}, NoRoute: true, CircuitBreaker: "NetworkErrorRatio() > 0.30",
@@ -19,7 +24,7 @@ func build(services []gateway.Service, nodes []gateway.Node, change func(*Settin
 	if change != nil {
 		change(&s)
 	}
-	return Build(registry.NewSnapshot(services, nodes), s).HTTP
+	return Build(registry.NewSnapshot(services, nodes), policies, s).HTTP
 }
 
 func service(id, prefix string) gateway.Service {
@@ -57,7 +62,7 @@ func requireGuarded(t *testing.T, http HTTP) {
 		require.Empty(t, router.EntryPoints, name)
 		require.Nil(t, router.TLS, name)
 		if router.Service != internalService {
-			require.Regexp(t, "&& Header\\(`(X-Gateway-Node|X-Homenode-Pool)`, `[^`]+`\\)$", router.Rule, name)
+			require.Regexp(t, "&& Header\\(`(X-Gateway-Node|X-Homenode-Pool)`, `[^`]+`\\)( && Header\\(`X-Homenode-Client`, `1`\\))?$", router.Rule, name)
 		}
 		if !strings.Contains(router.Service, "@") {
 			require.Contains(t, http.Services, router.Service, name)
@@ -75,7 +80,10 @@ func TestOneServiceTwoNodes(t *testing.T) {
 	require.Equal(t, "Path(`/js/a`) || PathPrefix(`/js/a/`)", parent.Rule)
 	child := http.Routers["ai-node-1"]
 	require.Equal(t, "("+parent.Rule+") && Header(`X-Gateway-Node`, `node-1`)", child.Rule)
-	require.Equal(t, []string{"node-1~node", fallbackName, breakerName}, child.Middlewares)
+	require.Equal(t, []string{"node-1~node", fallbackName}, child.Middlewares)
+	require.Equal(t, []string{"node-1~node", breakerName}, http.Services["ai-node-1"].Middlewares, "one breaker per node, not per router")
+	require.NotContains(t, http.Routers, "ai-node-1~client", "no client reads business codes")
+	require.NotContains(t, http.Middlewares, clientFallbackName)
 	require.NotContains(t, http.Routers, "ai-node-3", "a disabled node has no router")
 	require.Len(t, http.Services["ai~pool"].Weighted.Services, 2)
 	require.Less(t, http.Routers["ai~not-known"].Priority, child.Priority)
@@ -121,8 +129,10 @@ func TestANodeOfAnotherProvider(t *testing.T) {
 	docker.TraefikService = "node-1@docker"
 	http := build([]gateway.Service{service("ai", "/js/a")}, []gateway.Node{docker}, nil)
 	requireGuarded(t, http)
-	require.Equal(t, "node-1@docker", http.Routers["ai-node-1"].Service)
-	require.Equal(t, "node-1@docker", http.Services["ai~pool"].Weighted.Services[0].Name)
+	require.Equal(t, []WeightedService{{Name: "node-1@docker", Weight: 1}}, http.Services["ai-node-1"].Weighted.Services)
+	require.Equal(t, []string{"node-1~node", breakerName}, http.Services["ai-node-1"].Middlewares)
+	require.Equal(t, "ai-node-1", http.Routers["ai-node-1"].Service)
+	require.Equal(t, "ai-node-1", http.Services["ai~pool"].Weighted.Services[0].Name)
 }
 
 func TestExtraRuleCannotWidenAPrefix(t *testing.T) {
@@ -155,4 +165,80 @@ func TestTheSecretIsNotInIt(t *testing.T) {
 	encoded, err := json.Marshal(build([]gateway.Service{service("ai", "/js/a")}, nil, nil))
 	require.NoError(t, err)
 	require.NotContains(t, strings.ToLower(string(encoded)), "secret")
+}
+
+// policies returns the snapshot of the policies, by kind, each for the services that its body names.
+func policies(t *testing.T, bodies map[gateway.PolicyKind]string) *policy.Snapshot {
+	t.Helper()
+	var changes []gateway.PolicyChange
+	for kind, body := range bodies {
+		changes = append(changes, gateway.PolicyChange{Kind: kind, ID: "main", Body: json.RawMessage(body)})
+	}
+	snapshot := policy.NewKeeper(policy.Parts{}).Would(changes)
+	require.Empty(t, snapshot.Problems)
+	return snapshot
+}
+
+func TestABreakerOfItsOwn(t *testing.T) {
+	const expression = "ResponseCodeRatio(500, 600, 0, 600) > 0.30"
+	services := []gateway.Service{service("ai", "/js/a"), service("other", "/js/b")}
+	nodes := []gateway.Node{node("node-1", "ai"), node("node-2", "other")}
+	of := func(http HTTP, name string) []any {
+		var expressions []any
+		for _, middleware := range http.Services[name].Middlewares {
+			if breaker, ok := http.Middlewares[middleware]["circuitBreaker"]; ok {
+				expressions = append(expressions, breaker.(map[string]any)["expression"])
+			}
+		}
+		return expressions
+	}
+	own := policies(t, map[gateway.PolicyKind]string{gateway.PolicyDegradation: `{"services":["ai"],"breaker":"` + expression + `"}`})
+
+	http := buildWith(own, services, nodes, nil)
+	requireGuarded(t, http)
+	require.Equal(t, []any{expression}, of(http, "ai-node-1"))
+	require.Equal(t, []any{"NetworkErrorRatio() > 0.30"}, of(http, "other-node-2"))
+
+	http = buildWith(own, services, nodes, func(s *Settings) { s.CircuitBreaker = "" })
+	require.Equal(t, []any{expression}, of(http, "ai-node-1"))
+	require.Empty(t, of(http, "other-node-2"))
+
+	http = buildWith(own, services, nodes, func(s *Settings) { s.CircuitBreaker = expression })
+	require.Equal(t, http.Services["other-node-2"].Middlewares[1:], http.Services["ai-node-1"].Middlewares[1:], "the same one where they do not differ")
+
+	off := policies(t, map[gateway.PolicyKind]string{gateway.PolicyDegradation: `{"enabled":false,"breaker":"` + expression + `"}`})
+	require.Equal(t, build(services, nodes, nil), buildWith(off, services, nodes, nil))
+}
+
+func TestClientsThatReadBusinessCodes(t *testing.T) {
+	services := []gateway.Service{service("ai", "/js/a"), service("other", "/js/b")}
+	nodes := []gateway.Node{node("node-1", "ai"), node("node-2", "other")}
+	http := buildWith(policies(t, map[gateway.PolicyKind]string{
+		gateway.PolicyAnswers: `{"services":["ai"],"sourceHeader":"X-Client","clientSources":["app"]}`,
+	}), services, nodes, nil)
+	requireGuarded(t, http)
+
+	usual, client := http.Routers["ai-node-1"], http.Routers["ai-node-1~client"]
+	require.Equal(t, usual.Rule+" && Header(`X-Homenode-Client`, `1`)", client.Rule)
+	require.Greater(t, client.Priority, usual.Priority)
+	require.Equal(t, usual.ParentRefs, client.ParentRefs)
+	require.Equal(t, usual.Service, client.Service, "and so the same circuit breaker")
+	require.Equal(t, []string{"node-1~node", clientFallbackName}, client.Middlewares)
+	require.NotContains(t, http.Routers, "other-node-2~client")
+
+	encoded, err := json.Marshal(http.Middlewares)
+	require.NoError(t, err)
+	var middlewares map[string]struct{ Errors map[string]any }
+	require.NoError(t, json.Unmarshal(encoded, &middlewares))
+	carried := []any{"Accept-Language", "X-Request-Id", "X-Homenode-Fallback", "X-Homenode-Client"}
+	require.Equal(t, map[string]any{
+		"status": []any{"502-504"}, "service": internalService, "query": "/v1/fallback?status={status}", "errorRequestHeaders": carried,
+	}, middlewares[fallbackName].Errors, "no {url}, and no other header of the client's")
+	require.Equal(t, map[string]any{
+		"status": []any{"502-504"}, "service": internalService, "query": "/v1/fallback?status={originalStatus}", "errorRequestHeaders": carried,
+		"statusRewrites": map[string]any{"502-504": 200.0},
+	}, middlewares[clientFallbackName].Errors)
+
+	none := policies(t, map[gateway.PolicyKind]string{gateway.PolicyAnswers: `{"codes":{"RATE_LIMITED":42901}}`})
+	require.Equal(t, build(services, nodes, nil), buildWith(none, services, nodes, nil), "codes alone change nothing here")
 }

@@ -113,7 +113,7 @@ func (m *Memory) PolicyHistory(_ context.Context, kind gateway.PolicyKind, since
 }
 
 // NewKeeper returns a Keeper over the store that has been refreshed once.
-func NewKeeper(t *testing.T, store gateway.Policies, cache gateway.PolicyCache, now func() time.Time) *policy.Keeper {
+func NewKeeper(t testing.TB, store gateway.Policies, cache gateway.PolicyCache, now func() time.Time) *policy.Keeper {
 	t.Helper()
 	sealer, err := policy.NewSealer("a key of the tests' policies")
 	require.NoError(t, err)
@@ -123,7 +123,7 @@ func NewKeeper(t *testing.T, store gateway.Policies, cache gateway.PolicyCache, 
 }
 
 // Set makes a policy as an administrator does.
-func Set(t *testing.T, k *policy.Keeper, kind gateway.PolicyKind, id, body string) {
+func Set(t testing.TB, k *policy.Keeper, kind gateway.PolicyKind, id, body string) {
 	t.Helper()
 	_, err := k.Change(t.Context(), []policy.Wish{{Kind: kind, ID: id, Body: []byte(body)}})
 	require.NoError(t, err)
