@@ -1,8 +1,6 @@
 package httpapi
 
 import (
-	"time"
-
 	"github.com/labstack/echo/v4"
 
 	"github.com/homenode/homenode/bindsvc/api"
@@ -74,10 +72,6 @@ func (a admin) SetRoles(c echo.Context, serviceID api.ServiceID, userID string) 
 	}
 	return a.answerRoles(c, serviceID, userID)
 }
-
-// kickOutLife is how long tokens of a user who was kicked out stay refused: longer than
-// a session commonly lives (sa-token and the gateway's own cache: at most 30 days).
-const kickOutLife = 30 * 24 * time.Hour
 
 // KickOut refuses all tokens that a user has now.
 func (a admin) KickOut(c echo.Context) error {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -264,6 +265,18 @@ func (i *IdentityRule) Leeway() time.Duration {
 }
 
 const defaultLeeway = time.Minute
+
+// RevocationKey is what a token is known by among the revoked ones: the token. Of one
+// signed with ECDSA, whoever has it can make another with the same claims and a
+// signature that is good too ((r, n-s) for (r, s)): it is known by what is signed.
+func (i *IdentityRule) RevocationKey(token string) string {
+	if i.JWT != nil && slices.ContainsFunc(i.JWT.Algorithms, func(name string) bool { return strings.HasPrefix(name, "ES") }) {
+		if end := strings.LastIndexByte(token, '.'); end > 0 {
+			return token[:end]
+		}
+	}
+	return token
+}
 
 func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 	rule := &IdentityRule{ID: id, Identity: i}
