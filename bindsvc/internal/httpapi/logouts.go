@@ -59,3 +59,7 @@ func (s *Server) remainingLife(ctx context.Context, serviceID, token string) tim
 	}
 	return max(s.opts.TokenTTL, kickOutLife)
 }
+
+// kickOutLife is how long a user's kick-out, and the logout of a token that does not tell
+// when it expires, is remembered: longer than a session commonly lives.
+const kickOutLife = 30 * 24 * time.Hour
