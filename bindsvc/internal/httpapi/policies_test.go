@@ -59,6 +59,7 @@ func requirePolicyOperations(t *testing.T, client *api.ClientWithResponses) {
 		{ID: "read", Body: encode(t, api.AccessPolicy{Type: api.AccessMethod, Path: "/js/a/reports", Methods: &[]api.PolicyMethod{"GET"}})},
 	}})
 	require.NoError(t, err)
+	require.NotNil(t, many.JSON200, string(many.Body))
 	require.Len(t, many.JSON200.Data.Changes, 2, string(many.Body))
 	require.Nil(t, many.JSON200.Data.Record)
 	replaced, err := client.SetPoliciesWithResponse(ctx, api.KindAccess, nil, api.PolicyList{Replace: pointer(true), Policies: []api.PolicyEntry{
@@ -69,7 +70,8 @@ func requirePolicyOperations(t *testing.T, client *api.ClientWithResponses) {
 	require.Equal(t, api.ChangeNone, replaced.JSON200.Data.Changes[1].Action)
 	back, err := client.RollBackPoliciesWithResponse(ctx, api.KindAccess, nil, api.PolicyRollback{Revision: many.JSON200.Data.Revision})
 	require.NoError(t, err)
-	require.Equal(t, api.ChangeCreate, back.JSON200.Data.Changes[0].Action, string(back.Body))
+	require.NotNil(t, back.JSON200, string(back.Body))
+	require.Equal(t, api.ChangeCreate, back.JSON200.Data.Changes[0].Action)
 	require.Equal(t, "operators", back.JSON200.Data.Changes[0].ID)
 
 	list, err := client.ListPoliciesWithResponse(ctx, api.KindAccess, &api.ListPoliciesParams{Keyword: pointer("OPER"), ServiceID: pointer("ai")})
