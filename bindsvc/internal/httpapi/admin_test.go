@@ -26,6 +26,7 @@ import (
 	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/httpapi"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 )
 
 // userTable is the nodes' own users and their sessions.
@@ -203,6 +204,12 @@ func TestNotFoundSaysWhatIsMissing(t *testing.T) {
 		{http.MethodGet, "/imports/77", "", "there is no import 77"},
 		{http.MethodPost, "/imports/77/undo", "", "there is no import 77"},
 		{http.MethodPost, "/routes/import?serviceId=ai&nodeId=n1&importId=77", "userId\n1\n", "there is no import 77"},
+		{http.MethodGet, "/policies/apps/none", "", `there is no policy "none" of kind apps`},
+		{http.MethodDelete, "/policies/apps/none", "", `there is no policy "none" of kind apps`},
+		{http.MethodDelete, "/policies/apps/none?dryRun=true", "", `there is no policy "none" of kind apps`},
+		{http.MethodGet, "/roles/none/7", "", `there is no service "none"`},
+		{http.MethodPut, "/roles/none/7", `{"roles":[]}`, `there is no service "none"`},
+		{http.MethodPost, "/sessions/kick-out", `{"serviceId":"none","userId":7}`, `there is no service "none"`},
 	} {
 		t.Run(c.method+" "+c.path, func(t *testing.T) {
 			r := b.call(c.method, c.path, c.body)
@@ -409,6 +416,7 @@ func TestEveryOperationOfTheDocument(t *testing.T) {
 	status, err := client.GetStatusWithResponse(ctx)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, *status.JSON200.Data.Services[0].Bindings)
+	require.Len(t, status.JSON200.Data.Guards, len(policy.Guards))
 	gone, err := client.UnbindWithResponse(ctx, bound.JSON200.Data.ID)
 	require.NoError(t, err)
 	require.Equal(t, "n2", gone.JSON200.Data.NodeID)
@@ -423,6 +431,8 @@ func TestEveryOperationOfTheDocument(t *testing.T) {
 	nowhere, err := client.BindingAtWithResponse(ctx, &api.BindingAtParams{ServiceID: "ai", UserID: pointer("2"), At: time.Now()})
 	require.NoError(t, err)
 	require.Nil(t, nowhere.JSON200.Data)
+
+	requirePolicyOperations(t, client)
 
 	deletedNode, err := client.DeleteNodeWithResponse(ctx, "d1")
 	require.NoError(t, err)
@@ -486,6 +496,70 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		{"POST", "/routes/import?serviceId=ai", "userId;nodeId\n1;n1\n", "commas"},
 		{"POST", "/routes/import?serviceId=ai", "userId\n\"" + strings.Repeat("x", 1<<20) + "\n", "quote"},
 		{"POST", "/routes/import", "userId\n1\n", "serviceId"},
+		{"GET", "/explain?serviceId=ai&address=here", "", "address"},
+		{"PUT", "/policies/quotas/x", `{}`, "kind"},
+		{"PUT", "/policies/guards/firewall", `{"enabled":false}`, "id: want one of maintenance"},
+		{"PUT", "/policies/guards/access", `{"enabled":"no"}`, "enabled"},
+		{"PUT", "/policies/guards/access", `{"services":["ai"]}`, "services"},
+		{"PUT", "/policies/guards/access", `{"enabled":true}{}`, "JSON"},
+		{"PUT", "/policies/guards/access", `[]`, "object"},
+		{"PUT", "/policies/maintenance/m", `{"paths":["js"]}`, "paths.0"},
+		{"PUT", "/policies/maintenance/m", `{"paths":["/js/{a"]}`, "paths[0]"},
+		{"PUT", "/policies/maintenance/m", `{"services":["none"]}`, "services[0]"},
+		{"PUT", "/policies/maintenance/m", `{"testers":{"addresses":["here"]}}`, "testers.addresses[0]"},
+		{"PUT", "/policies/maintenance/m", `{"end":"tomorrow"}`, "end"},
+		{"PUT", "/policies/maintenance/m", `{"end":"2026-02-30T00:00:00Z"}`, "end"},
+		{"PUT", "/policies/maintenance/m", `{"start":"2026-01-02T00:00:00Z","end":"2026-01-01T00:00:00Z"}`, "end"},
+		{"POST", "/policies/maintenance", `{"policies":[{"id":"history","body":{}}]}`, "policies.0.id"},
+		{"PUT", "/policies/maintenance/a%20b", `{}`, "policyId"},
+		{"PUT", "/policies/identity/i", `{}`, "mode"},
+		{"PUT", "/policies/identity/i", `{"mode":"guess"}`, "mode"},
+		{"PUT", "/policies/identity/i", `{"mode":"jwt"}`, "jwt"},
+		{"PUT", "/policies/identity/i", `{"mode":"jwt","jwt":{"algorithms":["none"],"keys":[{"value":"a-secret-of-16-or-more"}]}}`, "algorithms"},
+		{"PUT", "/policies/identity/i", `{"mode":"jwt","jwt":{"algorithms":["HS256"],"keys":[{"value":"short"}]}}`, "jwt.keys[0].value"},
+		{"PUT", "/policies/identity/i", `{"mode":"jwt","jwt":{"algorithms":["HS256"],"leeway":"5 minutes"}}`, "jwt.leeway"},
+		{"PUT", "/policies/identity/i", `{"mode":"token","blacklistFailure":"maybe"}`, "blacklistFailure"},
+		{"PUT", "/policies/apps/a", `{"secrets":[]}`, "secrets"},
+		{"PUT", "/policies/apps/a", `{"secrets":[{"value":"short"}]}`, "secrets[0].value"},
+		{"PUT", "/policies/apps/a", `{"secrets":[{"id":"1"}]}`, "secrets[0].value"},
+		{"PUT", "/policies/apps/a", `{"secrets":[{"sealed":"v1.x.y"}]}`, "secrets.0: property \\\"sealed\\\""},
+		{"PUT", "/policies/signature/s", `{"paths":[]}`, "paths"},
+		{"PUT", "/policies/signature/s", `{"paths":["/a"],"ttl":"1y"}`, "ttl"},
+		{"PUT", "/policies/signature/s", `{"paths":["/a"],"ttl":"25h"}`, "ttl"},
+		{"PUT", "/policies/signature/s", `{"paths":["/a"],"signParam":"client-id"}`, "signParam"},
+		{"PUT", "/policies/rate-limit/r", `{"path":"/a","rate":0}`, "rate"},
+		{"PUT", "/policies/rate-limit/r", `{"path":"/a","rate":1,"by":"colour"}`, "by"},
+		{"PUT", "/policies/rate-limit/r", `{"path":"/a","rate":1,"burts":3}`, "burts"},
+		{"PUT", "/policies/rate-limit/r", `{"path":"/a","rate":"many","method":"get"}`, "method"},
+		{"PUT", "/policies/access/a", `{"type":"rbac","path":"/a"}`, "roles"},
+		{"PUT", "/policies/access/a", `{"type":"grey","path":"/a","percent":101}`, "percent"},
+		{"PUT", "/policies/access/a", `{"type":"method","path":"/a","methods":["get"]}`, "methods.0"},
+		{"PUT", "/policies/degradation/d", `{"core":["("]}`, "core[0]"},
+		{"PUT", "/policies/degradation/d", `{"code":-1}`, "code"},
+		{"PUT", "/policies/degradation/d", `{"breaker":"LatencyAtQuantileMS(50.0) > 100"}`, "breaker"},
+		{"PUT", "/policies/degradation/d", `{"shadow":true}`, "shadow"},
+		{"PUT", "/policies/answers/a", `{"codes":{"TEAPOT":1}}`, "codes.TEAPOT"},
+		{"PUT", "/policies/answers/a", `{"codes":{"MAINTENANCE":0}}`, "codes.MAINTENANCE"},
+		{"PUT", "/policies/answers/a", `{"sourceHeader":"X-User-Id"}`, "sourceHeader"},
+		{"PUT", "/policies/answers/a?dryRun=true", `{"sourceHeader":"X User"}`, "sourceHeader"},
+		{"POST", "/policies/rate-limit", `{}`, "policies"},
+		{"POST", "/policies/rate-limit", `{"policies":[{"id":"a","body":{"path":"/a","rate":1}},{"id":"b","body":{"path":"/a","rate":-1}}]}`, "policies.1.body: rate"},
+		{"POST", "/policies/rate-limit", `{"policies":[{"id":"a","body":{"path":"/a","rate":1}},{"id":"b","body":{"path":"/{","rate":1}}]}`, "b: path"},
+		{"POST", "/policies/rate-limit", `{"policies":[{"id":"a","body":{"path":"/a","rate":1}},{"id":"a","body":{"path":"/a","rate":1}}]}`, "policies.1.id"},
+		{"POST", "/policies/rate-limit", `{"policies":[{"id":"a","body":7}]}`, "policies.0.body"},
+		{"POST", "/policies/rate-limit", `{"policies":[{"id":"a","body":null}]}`, "policies.0.body"},
+		{"POST", "/policies/rate-limit", `{"policies":7}`, "policies"},
+		{"POST", "/policies/rate-limit", `7`, ""},
+		{"POST", "/policies/identity", `{"policies":[{"id":"a","body":{"mode":"token"}},{"id":"b","body":{"mode":"token"}}]}`, "b: services"},
+		{"POST", "/policies/access/rollback", `{"revision":-1}`, "revision"},
+		{"POST", "/policies/access/rollback", `{"revision":99}`, "revision"},
+		{"POST", "/policies/access/rollback?dryRun=true", `{"revision":99}`, "revision"},
+		{"PUT", "/roles/ai/7", `{"roles":["a role"]}`, "roles.0"},
+		{"PUT", "/roles/ai/7", `{"roles":["a","a"]}`, "roles"},
+		{"PUT", "/roles/ai/%00", `{"roles":[]}`, "userId"},
+		{"POST", "/sessions/kick-out", `{"serviceId":"ai"}`, "userId"},
+		{"POST", "/sessions/kick-out", `{"serviceId":"ai","userId":true}`, "userId"},
+		{"POST", "/sessions/kick-out", `{"serviceId":"ai","userId":""}`, "userId"},
 	} {
 		t.Run(bad.method+" "+bad.path[:min(40, len(bad.path))]+" "+bad.body[:min(40, len(bad.body))], func(t *testing.T) {
 			r := b.call(bad.method, bad.path, bad.body)
@@ -522,7 +596,11 @@ func (b *bundle) dump(t *testing.T) string {
 	require.NoError(t, err)
 	bindings, _, err := b.store.ListBindings(t.Context(), gateway.BindingFilter{Limit: 1000})
 	require.NoError(t, err)
-	encoded, err := json.Marshal([]any{services, nodes, bindings})
+	policies, revision, err := b.store.LoadPolicies(t.Context())
+	require.NoError(t, err)
+	roles, _, err := b.store.ListRoles(t.Context(), gateway.UserRoleFilter{Limit: 1000})
+	require.NoError(t, err)
+	encoded, err := json.Marshal([]any{services, nodes, bindings, policies, revision, roles})
 	require.NoError(t, err)
 	return string(encoded)
 }
@@ -621,6 +699,9 @@ func FuzzAdmin(f *testing.F) {
 	f.Add("GET", "/explain", "path=/js/a/%2e&method=post&username=%00", "", "", adminToken)
 	f.Add("POST", "/routes/import", "serviceId=ai", "userId\n\"", "garbage", adminToken)
 	f.Add("PUT", "/nodes/%00", "", `{"weight":1e9}`, "", "wrong")
+	f.Add("PUT", "/policies/rate-limit/x", "dryRun=true", `{"path":"/a/{b}","rate":1e-9,"per":"1h"}`, "", adminToken)
+	f.Add("POST", "/policies/apps", "", `{"policies":[{"id":"a","body":{"secrets":[{"value":null}]}}],"replace":true}`, "", adminToken)
+	f.Add("PUT", "/roles/ai/%2F", "", `{"roles":["a","a"]}`, "", adminToken)
 	f.Fuzz(func(t *testing.T, method, path, query, body, forwarded, token string) {
 		request, err := http.NewRequestWithContext(t.Context(), method, "http://gateway/gateway/admin"+path, strings.NewReader(body))
 		if err != nil {

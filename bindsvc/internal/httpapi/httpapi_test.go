@@ -18,8 +18,10 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/binding"
 	"github.com/homenode/homenode/bindsvc/internal/decide"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
 	"github.com/homenode/homenode/bindsvc/internal/httpapi"
 	"github.com/homenode/homenode/bindsvc/internal/outage"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 	"github.com/homenode/homenode/bindsvc/internal/session"
 	"github.com/homenode/homenode/bindsvc/internal/sqlite"
@@ -29,6 +31,7 @@ import (
 const (
 	secret     = "a-test-secret-of-32-characters-0"
 	adminToken = "an-admin-token-of-32-characters0"
+	policyKey  = "a-policy-key-of-32-characters000"
 )
 
 // bundle is a whole binding service over the embedded store, without sockets.
@@ -38,6 +41,7 @@ type bundle struct {
 	store    gateway.Store
 	nodes    *registry.Registry
 	users    *userTable
+	policies *policy.Keeper
 }
 
 func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
@@ -63,6 +67,19 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	bindings := binding.NewDirectory(store, nil, binding.Gates{Read: gate(), Write: gate(), Shared: gate()}, log)
 	t.Cleanup(bindings.Close)
 	bindings.Live(context.Background(), true)
+	subjects := guard.NewDirectory(sessions, log, time.Now)
+	t.Cleanup(subjects.Close)
+	roles := guard.NewRoles(store, gate(), time.Now)
+	t.Cleanup(roles.Close)
+	buckets := guard.NewBuckets(time.Now)
+	t.Cleanup(buckets.Close)
+	sealer, err := policy.NewSealer(policyKey)
+	require.NoError(t, err)
+	b.policies = policy.NewKeeper(policy.Parts{
+		Store: store, Sealer: sealer, Changed: subjects.Follow, Log: log, Now: time.Now,
+		Services: func(id string) bool { _, ok := nodes.Snapshot().Service(id); return ok },
+	})
+	guards := guard.NewChain(guard.Parts{Subjects: subjects, Revocations: store, Nonces: buckets, Limiter: buckets, Roles: roles}, b.policies.Snapshot, log, time.Now)
 	options := httpapi.Options{
 		Secret: secret, AdminToken: adminToken, AdminEnabled: true, Messages: "zh",
 		TokenSources: []string{"header:x-token", "bearer", "cookie:x-token", "query:x-token"},
@@ -73,7 +90,8 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 		change(&options)
 	}
 	server, err := httpapi.New(options, httpapi.Parts{
-		Registry: nodes, Decider: decide.New(nodes, sessions, bindings), Sessions: sessions, Bindings: bindings, Store: store, Users: b.users, Log: log,
+		Registry: nodes, Decider: decide.New(nodes, guards, bindings), Sessions: sessions, Bindings: bindings, Store: store, Users: b.users,
+		Policies: b.policies, Guards: guards, Revoked: store, Subjects: subjects, Log: log,
 	})
 	require.NoError(t, err)
 	b.internal, b.admin = server.Internal(), server.Admin()
@@ -84,6 +102,7 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	go func() { done <- nodes.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
 	<-nodes.Ready()
+	require.NoError(t, b.policies.Refresh(ctx))
 	return b
 }
 

@@ -150,9 +150,6 @@ func (a admin) SetPolicy(c echo.Context, kind api.OfKind, id api.PolicyID, param
 	if err := decodeJSON(c, maxPolicyBody, &body); err != nil {
 		return err
 	}
-	if err := verifyPolicyID(id); err != nil {
-		return err
-	}
 	wish := policy.Wish{Kind: gateway.PolicyKind(kind), ID: id, Body: body, Match: func(now *gateway.Policy) error {
 		if now == nil {
 			return requireMatch(params.IfMatch, "")
@@ -160,14 +157,6 @@ func (a admin) SetPolicy(c echo.Context, kind api.OfKind, id api.PolicyID, param
 		return requireMatch(params.IfMatch, policyETag(*now))
 	}}
 	return a.changePolicies(c, []policy.Wish{wish}, params.DryRun)
-}
-
-// verifyPolicyID refuses ids whose paths belong to other operations.
-func verifyPolicyID(id string) error {
-	if id == "history" || id == "rollback" {
-		return invalid("id: history and rollback are taken")
-	}
-	return nil
 }
 
 // DeletePolicy deletes a policy.
@@ -214,8 +203,8 @@ func (a admin) SetPolicies(c echo.Context, kind api.OfKind, params api.SetPolici
 		if seen[entry.ID] {
 			return invalid(fmt.Sprintf("policies.%d.id: %s is there twice", i, entry.ID))
 		}
-		if err := verifyPolicyID(entry.ID); err != nil {
-			return err
+		if entry.ID == "history" || entry.ID == "rollback" { // their paths belong to other operations
+			return invalid(fmt.Sprintf("policies.%d.id: %s is taken", i, entry.ID))
 		}
 		seen[entry.ID] = true
 		wishes = append(wishes, policy.Wish{Kind: ofKind, ID: entry.ID, Body: entry.Body})

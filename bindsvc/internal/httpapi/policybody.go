@@ -47,7 +47,9 @@ func verifyPolicies(route *routers.Route, kind gateway.PolicyKind, content []byt
 		if len(problems) >= maxProblems {
 			break
 		}
-		problems = append(problems, prefixed(fmt.Sprintf("policies.%d.body", one.index), problemsOf(ofKind.VisitJSON(one.body, openapi3.MultiErrors())), "")...)
+		for _, problem := range problemsOf(ofKind.VisitJSON(one.body, openapi3.MultiErrors())) {
+			problems = append(problems, fmt.Sprintf("policies.%d.body: %s", one.index, problem))
+		}
 	}
 	return problems[:min(len(problems), maxProblems)]
 }
