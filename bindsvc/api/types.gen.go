@@ -706,7 +706,7 @@ type DegradationPolicy struct {
 // DegradationPolicyShadow Not for this kind: it refuses nothing
 type DegradationPolicyShadow bool
 
-// Duration Numbers with their units (ms, s, m, h)
+// Duration Up to four numbers of at most five digits, each with its unit: ms, s, m or h
 //
 // Example: 5m
 type Duration = string
