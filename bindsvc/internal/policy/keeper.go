@@ -29,6 +29,7 @@ const (
 	rollbackTries = 5
 	maxRolledBack = 20_000
 	maxAtOnce     = 10_000
+	lookedBack    = 1000 // changes of switches since one of them went through the cache
 )
 
 // Keeper keeps the snapshot of the policies, and changes them. It is safe for
@@ -290,14 +291,19 @@ func (k *Keeper) settle(ctx context.Context, pending []gateway.PendingPolicy) []
 func (k *Keeper) handOn(ctx context.Context, p gateway.PendingPolicy) error {
 	ctx, cancel := context.WithTimeout(ctx, switchLimit)
 	defer cancel()
-	_, err := k.store.ChangePolicies(ctx, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
-		if slices.ContainsFunc(now, func(there gateway.Policy) bool {
-			return there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At)
-		}) {
-			return nil, nil
-		}
-		return []gateway.PolicyChange{p.PolicyChange}, nil
+	since, err := k.store.PolicyHistory(ctx, p.Kind, 0, lookedBack)
+	if err != nil {
+		return err
+	}
+	isSuperseded := slices.ContainsFunc(since, func(entry gateway.AuditEntry) bool {
+		change, _, _, err := gateway.AuditedPolicy(entry)
+		return err == nil && change.ID == p.ID && entry.At.After(p.At)
 	})
+	if !isSuperseded {
+		_, err = k.store.ChangePolicies(ctx, func([]gateway.Policy, int64) ([]gateway.PolicyChange, error) {
+			return []gateway.PolicyChange{p.PolicyChange}, nil
+		})
+	}
 	if err != nil {
 		return err
 	}
