@@ -31,6 +31,9 @@ type node struct {
 	server *http.Server
 	down   atomic.Bool // health fails, requests are still served
 
+	failing atomic.Bool  // every second request is answered with an error of the node's own
+	turn    atomic.Int64 // counts them
+
 	onLogin  atomic.Pointer[func()]                                 // called before a login is answered
 	capture  atomic.Pointer[func(http.ResponseWriter, []byte) bool] // sees a login's body, and may answer it
 	requests sync.Map                                               // request id -> true: what reached this node
@@ -107,11 +110,19 @@ func (n *node) handler() http.Handler {
 		rw.WriteHeader(code)
 		_, _ = io.WriteString(rw, "the node's own "+r.PathValue("code"))
 	})
+	mux.HandleFunc("/js/a/error/{code}", func(rw http.ResponseWriter, r *http.Request) {
+		code, _ := strconv.Atoi(r.PathValue("code"))
+		ownError(rw, code)
+	})
 	mux.HandleFunc("/", n.echo)
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("X-Real-Node", n.name) // the truth, beside what the gateway says
 		if r.URL.Path != "/health" {
 			n.requests.Store(r.Header.Get("X-Request-Id"), true)
+		}
+		if r.URL.Path != "/health" && n.failing.Load() && n.turn.Add(1)%2 == 0 {
+			ownError(rw, http.StatusInternalServerError)
+			return
 		}
 		// ServeMux would redirect to a cleaned path; a node gets it as it came.
 		if strings.Contains(r.URL.EscapedPath(), "/echo/") {
@@ -120,6 +131,17 @@ func (n *node) handler() http.Handler {
 		}
 		mux.ServeHTTP(rw, r)
 	})
+}
+
+// ownError answers with the node's own envelope, whose odd spelling no gateway may tidy up.
+func ownError(rw http.ResponseWriter, code int) {
+	rw.Header().Set("Content-Type", "application/json;charset=UTF-8")
+	rw.WriteHeader(code)
+	_, _ = rw.Write(ownErrorBody(code))
+}
+
+func ownErrorBody(code int) []byte {
+	return fmt.Appendf(nil, "{ \"code\":%d, \"message\" : \"\\u8282点的错误\",\"data\":1.10 }\n", code)
 }
 
 func (n *node) holdLogins(until func()) { n.onLogin.Store(&until) }
@@ -176,7 +198,11 @@ func tokenOf(name string) string {
 func (n *node) events(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Content-Type", "text/event-stream")
 	flusher := rw.(http.Flusher)
-	for i := range 5 {
+	count, err := strconv.Atoi(r.URL.Query().Get("count"))
+	if err != nil {
+		count = 5
+	}
+	for i := range count {
 		_, _ = fmt.Fprintf(rw, "data: %d from %s\n\n", i, n.name)
 		flusher.Flush()
 		select {

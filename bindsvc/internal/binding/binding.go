@@ -373,7 +373,7 @@ func (d *Directory) forgetLocal(changes []gateway.Change) (known []lookup) {
 			}
 		case gateway.ChangeBindings:
 			d.forgetAll()
-		case gateway.ChangeRegistry: // a binding does not depend on it
+		case gateway.ChangeRegistry, gateway.ChangePolicies, gateway.ChangeRoles: // a binding does not depend on them
 		}
 	}
 	return known

@@ -3,13 +3,18 @@ package decide_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/homenode/homenode/bindsvc/internal/decide"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
+	"github.com/homenode/homenode/bindsvc/internal/policy/policytest"
 	"github.com/homenode/homenode/bindsvc/internal/registry"
 )
 
@@ -36,6 +41,20 @@ func newWorld() *world {
 		users:   map[string]string{"1": "n1", "2": "n2"},
 		names:   map[string]string{"ann": "n2"},
 	}
+}
+
+// decider decides in this world, with these policies.
+func (w *world) decider(t *testing.T, policies ...func(*policy.Keeper)) *decide.Decider {
+	t.Helper()
+	keeper := policytest.NewKeeper(t, &policytest.Memory{}, nil, time.Now)
+	for _, set := range policies {
+		set(keeper)
+	}
+	log := slog.New(slog.DiscardHandler)
+	subjects := guard.NewDirectory(w, log, time.Now)
+	subjects.Follow(keeper.Snapshot())
+	t.Cleanup(subjects.Close)
+	return decide.New(w, guard.NewChain(guard.Parts{Subjects: subjects}, keeper.Snapshot, log, time.Now), w)
 }
 
 func (w *world) Snapshot() *registry.Snapshot {
@@ -144,7 +163,7 @@ func TestDecide(t *testing.T) {
 			case "-":
 				test.req.ServiceID = ""
 			}
-			decision, err := decide.New(w, w, w).Decide(t.Context(), test.req)
+			decision, err := w.decider(t).Decide(t.Context(), test.req)
 			if test.reason != "" {
 				var refusal *gateway.Error
 				require.ErrorAs(t, err, &refusal)
@@ -162,7 +181,7 @@ func TestDecide(t *testing.T) {
 
 func TestALoginWritesNothing(t *testing.T) {
 	w := newWorld()
-	_, err := decide.New(w, w, w).Decide(t.Context(), gateway.Request{ServiceID: "ai", Login: true, Username: "bob"})
+	_, err := w.decider(t).Decide(t.Context(), gateway.Request{ServiceID: "ai", Login: true, Username: "bob"})
 	require.NoError(t, err)
 	require.Empty(t, w.bound)
 }
@@ -170,10 +189,48 @@ func TestALoginWritesNothing(t *testing.T) {
 func TestTheDefaultNodeTakesOnlyUsersWithoutABinding(t *testing.T) {
 	w := newWorld()
 	w.service.DefaultNodeID = "n2"
-	_, err := decide.New(w, w, w).Decide(t.Context(), gateway.Request{ServiceID: "ai", Token: "t1"})
+	_, err := w.decider(t).Decide(t.Context(), gateway.Request{ServiceID: "ai", Token: "t1"})
 	require.NoError(t, err)
 	require.Empty(t, w.bound)
-	_, err = decide.New(w, w, w).Decide(t.Context(), gateway.Request{ServiceID: "ai", Token: "t3"})
+	_, err = w.decider(t).Decide(t.Context(), gateway.Request{ServiceID: "ai", Token: "t3"})
 	require.NoError(t, err)
 	require.Equal(t, []gateway.Login{{ServiceID: "ai", NodeID: "n2", UserID: "3"}}, w.bound)
+}
+
+func TestAGuardRefusesBeforeANodeIsChosen(t *testing.T) {
+	w := newWorld()
+	decider := w.decider(t, func(k *policy.Keeper) {
+		policytest.Set(t, k, gateway.PolicyMaintenance, "main", `{"paths":["/js/a/orders/**"]}`)
+	})
+	w.tokenErr, w.bindErr = errStore, errStore // nobody is asked
+	decision, err := decider.Decide(t.Context(), gateway.Request{ServiceID: "ai", Path: "/js/a/orders/1", Token: "t1"})
+	var refusal *gateway.Error
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, gateway.InMaintenance, refusal.Reason)
+	require.Equal(t, "ai", decision.ServiceID)
+
+	w.tokenErr, w.bindErr = nil, nil
+	decision, err = decider.Decide(t.Context(), gateway.Request{ServiceID: "ai", Path: "/js/a/x", Token: "t1"})
+	require.NoError(t, err)
+	require.Equal(t, "n1", decision.NodeID)
+	require.False(t, decision.Cacheable, "the next request may be one that is refused")
+}
+
+func TestATokenTellsWhoItsUserIs(t *testing.T) {
+	w := newWorld()
+	decider := w.decider(t, func(k *policy.Keeper) {
+		policytest.Set(t, k, gateway.PolicyIdentity, "ai", `{"services":["ai"],"mode":"jwt","blacklist":false,"jwt":{"algorithms":["HS256"],
+			"keys":[{"value":"a secret of thirty-two characters"}],"channelClaim":"channel","sourceClaim":"from"}}`)
+	})
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
+		"sub": "2", "channel": "web", "from": "app", "exp": time.Now().Add(time.Hour).Unix(),
+	}).SignedString([]byte("a secret of thirty-two characters"))
+	require.NoError(t, err)
+	decision, err := decider.Decide(t.Context(), gateway.Request{ServiceID: "ai", Path: "/js/a/x", Token: token})
+	require.NoError(t, err)
+	require.Equal(t, gateway.Decision{ServiceID: "ai", NodeID: "n2", UserID: "2", Channel: "web", Source: "app", Epoch: 3}, decision)
+	_, err = decider.Decide(t.Context(), gateway.Request{ServiceID: "ai", Path: "/js/a/x", Token: token + "x"})
+	var refusal *gateway.Error
+	require.ErrorAs(t, err, &refusal)
+	require.Equal(t, gateway.Unauthenticated, refusal.Reason)
 }

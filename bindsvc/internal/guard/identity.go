@@ -60,7 +60,7 @@ func (g identity) Check(ctx context.Context, q *Question) error {
 	if !issued.IsZero() {
 		issued = issued.Add(-p.Leeway())
 	}
-	revoked, err := g.revocations.Revoked(ctx, q.Service.ID, q.Token, subject.UserID, issued)
+	revoked, err := g.revocations.Revoked(ctx, q.Service.ID, p.RevocationKey(q.Token), subject.UserID, issued)
 	switch {
 	case err != nil:
 		return fmt.Errorf("revoked tokens: %w", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
 )
 
 // decideLimit is below what the plugin waits by default (2 s), so that its caller
@@ -28,8 +29,8 @@ const (
 	headerSource   = "X-Homenode-Source" // percent-encoded
 	headerForm     = "X-Homenode-Form"   // why the form body is not there: too-large, unreadable, encoded
 	headerApp      = "X-Homenode-App"
-	headerClient   = "X-Homenode-Client"
-	headerFallback = "X-Homenode-Fallback"
+	headerClient   = traefikconf.ClientHeader
+	headerFallback = traefikconf.FallbackHeader
 	// headerClientStatus asks the plugin to send a refusal as HTTP 200.
 	headerClientStatus = "X-Homenode-Client-Status"
 )

@@ -8,7 +8,6 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/policy"
-	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
 )
 
 // failed is what the fallback has to know of a request whose node failed. The decision
@@ -51,7 +50,7 @@ func (s *Server) failedAt(serviceID, path string) failed {
 // counts; what cannot be read says nothing.
 func (s *Server) failedRequest(header http.Header, address string) failed {
 	services := s.registry.Snapshot()
-	if values := header.Values(traefikconf.FallbackHeader); len(values) > 0 {
+	if values := header.Values(headerFallback); len(values) > 0 {
 		told := parseFailed(values[0])
 		if _, ok := services.Service(told.serviceID); !ok || len(values) > 1 {
 			return failed{}

@@ -29,19 +29,19 @@ func (s *Server) fallback(c echo.Context) error {
 	if !ok {
 		reason = gateway.Internal
 	}
-	s.writeFailure(c, &gateway.Error{Reason: reason, RetryAfter: time.Second}, status)
+	s.writeFailure(c, &gateway.Error{Reason: reason, RetryAfter: time.Second}, status, c.QueryParam("url"))
 	return nil
 }
 
-// writeFailure answers for a node of the service that the caller tells of. A client that
-// reads business codes gets HTTP 200; its code is the status where none is agreed.
-func (s *Server) writeFailure(c echo.Context, refusal *gateway.Error, status int) {
+// writeFailure answers for the node that failed a request. A client that reads business
+// codes gets HTTP 200; its code is the status where none is agreed.
+func (s *Server) writeFailure(c echo.Context, refusal *gateway.Error, status int, address string) {
 	header := c.Request().Header
-	code, text := s.agreed(s.failedRequest(header, c.QueryParam("url")))
+	code, text := s.agreed(s.failedRequest(header, address))
 	if code == 0 {
 		code = status
 	}
-	if header.Get(traefikconf.ClientHeader) == "1" {
+	if header.Get(headerClient) == "1" {
 		status = http.StatusOK
 	}
 	s.write(c, refusal, status, code, text)
@@ -53,7 +53,8 @@ func (s *Server) noRoute(echo.Context) error { return &gateway.Error{Reason: gat
 // notKnown answers for a node that was chosen before Traefik knew it.
 func (s *Server) notKnown(c echo.Context) error {
 	refusal := &gateway.Error{Reason: gateway.NodeUnknown, RetryAfter: s.opts.TraefikPoll}
-	s.writeFailure(c, refusal, refusal.Reason.Status())
+	s.logRefusal(c.Request().Context(), refusal, requestID(c), c.Path())
+	s.writeFailure(c, refusal, refusal.Reason.Status(), "") // the query is the client's own
 	return nil
 }
 

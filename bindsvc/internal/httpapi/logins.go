@@ -83,7 +83,7 @@ func (s *Server) admit(ctx context.Context, serviceID, token, userID string) err
 	if identity == nil || !identity.UsesBlacklist() {
 		return nil
 	}
-	err := s.revoked.Admit(ctx, serviceID, token, userID)
+	err := s.revoked.Admit(ctx, serviceID, identity.RevocationKey(token), userID)
 	if errors.Is(err, gateway.ErrTooManyAdmitted) {
 		s.log.WarnContext(ctx, "login of a user who was kicked out is refused later", "service", serviceID, "user", userID, "error", err)
 		return nil

@@ -34,7 +34,7 @@ func (s *Server) logout(c echo.Context) error {
 	ctx := c.Request().Context()
 	if identity := s.policies.Snapshot().Identity(service.ID); identity != nil && identity.UsesBlacklist() {
 		if life := s.remainingLife(ctx, service.ID, report.Token); life > 0 {
-			if err := s.revoked.RevokeToken(ctx, service.ID, report.Token, life); err != nil {
+			if err := s.revoked.RevokeToken(ctx, service.ID, identity.RevocationKey(report.Token), life); err != nil {
 				return gateway.Unavailable(err)
 			}
 		}
@@ -60,6 +60,6 @@ func (s *Server) remainingLife(ctx context.Context, serviceID, token string) tim
 	return max(s.opts.TokenTTL, kickOutLife)
 }
 
-// kickOutLife is how long a user's kick-out, and the logout of a token that does not
-// tell when it expires, is remembered.
+// kickOutLife is how long a user's kick-out, and the logout of a token that does not tell
+// when it expires, is remembered: longer than a session commonly lives.
 const kickOutLife = 30 * 24 * time.Hour

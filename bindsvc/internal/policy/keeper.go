@@ -146,6 +146,7 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	k.asked.Store(k.now().UnixNano())
 	now := k.Snapshot()
 	if policies == nil { // as it is
+		k.publish(ctx, now.policies, revision)
 		return nil
 	}
 	next := compile(overlay(policies, pending), revision, k.sealer, now)
@@ -155,6 +156,9 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	}
 	k.snapshot.Store(next)
 	k.changed(next)
+	if origin == originDurable {
+		k.publish(ctx, policies, revision)
+	}
 	if now.Revision != revision || now.Origin != origin || now.Pending != len(pending) {
 		k.log.InfoContext(ctx, "policies", "revision", revision, "from", origin, "pending", len(pending), "policies", len(next.policies))
 	}
@@ -173,7 +177,6 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 	now := k.Snapshot()
 	var policies []gateway.Policy
 	if err == nil && now.Origin == originDurable && now.Revision == revision && now.Pending == 0 && pending == 0 {
-		k.publish(ctx, now.policies, revision)
 		return nil, revision, originDurable, nil
 	}
 	if err == nil {
@@ -182,7 +185,6 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 		policies, revision, err = k.store.LoadPolicies(limited)
 	}
 	if err == nil {
-		k.publish(ctx, policies, revision)
 		return notNil(policies), revision, originDurable, nil
 	}
 	if k.cache == nil || ctx.Err() != nil {

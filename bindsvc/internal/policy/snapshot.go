@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -36,7 +37,7 @@ type Snapshot struct {
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
-	wantsAddress, wantsQuery, perRequest services
+	wantsAddress, wantsQuery, perRequest, closed services
 }
 
 type policyKey struct {
@@ -265,6 +266,18 @@ func (i *IdentityRule) Leeway() time.Duration {
 
 const defaultLeeway = time.Minute
 
+// RevocationKey is what a token is known by among the revoked ones: the token. Of one
+// signed with ECDSA, whoever has it can make another with the same claims and a
+// signature that is good too ((r, n-s) for (r, s)): it is known by what is signed.
+func (i *IdentityRule) RevocationKey(token string) string {
+	if i.JWT != nil && slices.ContainsFunc(i.JWT.Algorithms, func(name string) bool { return strings.HasPrefix(name, "ES") }) {
+		if end := strings.LastIndexByte(token, '.'); end > 0 {
+			return token[:end]
+		}
+	}
+	return token
+}
+
 func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 	rule := &IdentityRule{ID: id, Identity: i}
 	for _, pattern := range i.Public {
@@ -288,6 +301,9 @@ func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 	}
 	if i.Mode != ModePassthrough || i.UsesBlacklist() {
 		s.perRequest.add(&i.Common)
+	}
+	if i.Mode != ModePassthrough && !i.Shadow {
+		s.closed.add(&i.Common)
 	}
 	return nil
 }
@@ -385,6 +401,9 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
+	if !g.Shadow {
+		s.closed.add(&g.Common)
+	}
 }
 
 // Signature returns the most specific rule for the interface, nil if there is none.
@@ -468,6 +487,9 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 	}
 	of.add(a.Path, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
+	if !a.Shadow {
+		s.closed.add(&a.Common)
+	}
 }
 
 // Access returns the rules of one type for the interface, those of the most specific path.
@@ -573,6 +595,12 @@ func (s *Snapshot) Needs(serviceID string) []string {
 // IsPerRequest reports whether requests of the service have to be checked one by one:
 // no decision about one holds for the next.
 func (s *Snapshot) IsPerRequest(serviceID string) bool { return s.perRequest.has(serviceID) }
+
+// IsClosed reports whether a guard that fails closed may refuse requests of the service:
+// then none may go around the guards while they cannot be asked.
+func (s *Snapshot) IsClosed(serviceID string) bool {
+	return s.closed.has(serviceID) || s.IsBroken(GuardIdentity, serviceID) || s.IsBroken(GuardSignature, serviceID) || s.IsBroken(GuardAccess, serviceID)
+}
 
 // Count is the number of policies of a kind.
 func (s *Snapshot) Count(kind gateway.PolicyKind) int { return len(s.Of(kind)) }

@@ -116,7 +116,7 @@ func (s *Store) Invalidate(ctx context.Context, changes []gateway.Change) error 
 		case gateway.ChangeBindings:
 			s.trust.lose(ctx, "any binding may have changed", nil)
 			return nil // nothing is answered from here until the flush that follows
-		case gateway.ChangeRegistry: // a route does not depend on it
+		case gateway.ChangeRegistry, gateway.ChangePolicies, gateway.ChangeRoles: // a route does not depend on them
 		}
 	}
 	if len(keys) == 0 {

@@ -623,6 +623,7 @@ func TestProblemsOfAConfiguration(t *testing.T) {
 		{"another algorithm's", asymmetric(jwk(t, rsaKey(), "", object{"alg": "PS256"})), []string{"keys[0].publicKey: fits none of the algorithms"}},
 		{"another curve's", asymmetric(publicPEM(p384Key().Public())), []string{"keys[0].publicKey: fits none of the algorithms"}},
 		{"a point not on the curve", asymmetric(`{"kty":"EC","crv":"P-256","x":"AQ","y":"AQ"}`), []string{"keys[0].publicKey: cannot be read"}},
+		{"a certificate at an http URL", asymmetric(jwk(t, rsaKey(), "", object{"x5u": "http://a/b"})), []string{"keys[0].publicKey: cannot be read"}},
 		{"a set", asymmetric(`{"keys":[]}`), []string{"keys[0].publicKey: cannot be read"}},
 		{"broken JSON", asymmetric(`{"kty":`), []string{"keys[0].publicKey: is not a JWK"}},
 		{"each has its problem", asymmetric(edPublic, "x", private), []string{"keys[1].publicKey: is neither", "keys[2].publicKey: is a private key"}},

@@ -48,6 +48,15 @@ func (s *tokens) PutToken(_ context.Context, svc, token, user string) error {
 	return s.err
 }
 
+func (s *tokens) DropToken(_ context.Context, svc, token string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		delete(s.users, svc+token)
+	}
+	return s.err
+}
+
 func (s *tokens) set(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,4 +196,20 @@ func TestATokenBeyondTheLimitIsNobodys(t *testing.T) {
 	_, err := resolver.UserByToken(t.Context(), "ai", long)
 	require.ErrorIs(t, err, gateway.ErrNotFound)
 	require.Zero(t, cache.asked)
+}
+
+func TestForget(t *testing.T) {
+	resolver, cache, _ := setup(t)
+	resolver.Learn(t.Context(), "ai", "t", "7")
+	require.NoError(t, resolver.Forget(t.Context(), "ai", "t"))
+	require.NotContains(t, cache.users, "ait")
+	_, err := resolver.UserByToken(t.Context(), "ai", "t")
+	require.ErrorIs(t, err, gateway.ErrNotFound)
+
+	cache.set(errors.New("down"))
+	resolver.Learn(t.Context(), "ai", "not written yet", "7")
+	require.Error(t, resolver.Forget(t.Context(), "ai", "not written yet"), "to be tried again")
+	cache.set(nil)
+	_, err = resolver.UserByToken(t.Context(), "ai", "not written yet")
+	require.ErrorIs(t, err, gateway.ErrNotFound, "nor is it written later")
 }

@@ -131,7 +131,7 @@ var errNoObject = errors.New("the body is no JSON object")
 
 func decodeBody(body json.RawMessage) (object map[string]any, err error) {
 	if body == nil {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil
 	}
 	if !json.Valid(body) {
 		return nil, errNoObject
