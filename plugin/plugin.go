@@ -60,6 +60,9 @@ type Config struct {
 	TokenSources []string `json:"tokenSources,omitempty"`
 	// StripHeaders are deleted from the client's requests in addition to the gateway's own.
 	StripHeaders []string `json:"stripHeaders,omitempty"`
+	// Closed refuses requests without a token too while there is no decision: the service has a policy that must not
+	// be gone around. Otherwise they take Traefik's pool of nodes then.
+	Closed bool `json:"closed,omitempty"`
 	// Messages is the language, zh or en, for clients whose Accept-Language decides nothing.
 	Messages string `json:"messages,omitempty"`
 }
@@ -106,6 +109,7 @@ type Middleware struct {
 	login       loginFields
 	sources     []tokenSource
 	guarded     *guardedHeaders
+	closed      bool
 	language    string
 	// need holds the *need of the last decision. A reload forgets it; then the binding service asks for it anew.
 	need atomic.Value
@@ -144,6 +148,7 @@ func newMiddleware(next http.Handler, config *Config, s *settings, c *client) *M
 		login:       s.login,
 		sources:     s.sources,
 		guarded:     s.guarded,
+		closed:      config.Closed,
 		language:    s.language,
 	}
 	m.need.Store(&need{})
@@ -183,12 +188,13 @@ func (m *Middleware) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 }
 
 // serveUndecided serves a request for which there is no decision. One with a token, or a login, is never sent
-// anywhere: its user may be bound. Nor is any other that the client has made impossible to ask about.
+// anywhere: its user may be bound. Nor is any other that the client has made impossible to ask about, or that a
+// closed service might refuse.
 func (m *Middleware) serveUndecided(rw http.ResponseWriter, req *http.Request, q *question, err error) {
 	switch {
 	case errors.Is(err, errClientGone):
 		rw.WriteHeader(statusClientClosedRequest)
-	case q.token == "" && !q.login && errors.Is(err, errUnavailable):
+	case q.token == "" && !q.login && !m.closed && errors.Is(err, errUnavailable):
 		req.Header.Set(headerPool, m.service)
 		m.next.ServeHTTP(rw, req)
 	default:

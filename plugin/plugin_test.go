@@ -310,6 +310,19 @@ func TestServiceDown(t *testing.T) {
 	})
 }
 
+func TestAClosedServiceHasNoPool(t *testing.T) {
+	onEachBuild(t, func(t *testing.T, build build) {
+		b := setup(t, build, settings{"closed": true})
+		require.Equal(t, 200, b.get().status)
+		b.service.server.Close()
+		before := b.nodeRequests()
+		r := b.get()
+		require.Equal(t, 503, r.status, "nobody can say whether it may pass")
+		require.Equal(t, "BINDING_SERVICE_UNAVAILABLE", r.reason(t))
+		require.Equal(t, before, b.nodeRequests())
+	})
+}
+
 func TestLanguage(t *testing.T) {
 	onEachBuild(t, func(t *testing.T, build build) {
 		b := setup(t, build, nil)

@@ -23,6 +23,7 @@ type Snapshot struct {
 	Problems []Problem
 
 	policies []gateway.Policy             // as stored
+	pending  []gateway.PendingPolicy      // those of Pending
 	valid    map[policyKey]record         // the last good version of each
 	invalid  map[string][]Common          // by guard: scopes of policies that have no good version
 	jwts     map[string]session.JWTConfig // by the id of the identity policy
@@ -37,7 +38,7 @@ type Snapshot struct {
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
-	wantsAddress, wantsQuery, perRequest services
+	wantsAddress, wantsQuery, perRequest, closed services
 }
 
 type policyKey struct {
@@ -302,6 +303,9 @@ func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 	if i.Mode != ModePassthrough || i.UsesBlacklist() {
 		s.perRequest.add(&i.Common)
 	}
+	if i.Mode != ModePassthrough && !i.Shadow {
+		s.closed.add(&i.Common)
+	}
 	return nil
 }
 
@@ -398,6 +402,9 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
+	if !g.Shadow {
+		s.closed.add(&g.Common)
+	}
 }
 
 // Signature returns the most specific rule for the interface, nil if there is none.
@@ -481,6 +488,9 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 	}
 	of.add(a.Path, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
+	if !a.Shadow {
+		s.closed.add(&a.Common)
+	}
 }
 
 // Access returns the rules of one type for the interface, those of the most specific path.
@@ -586,6 +596,12 @@ func (s *Snapshot) Needs(serviceID string) []string {
 // IsPerRequest reports whether requests of the service have to be checked one by one:
 // no decision about one holds for the next.
 func (s *Snapshot) IsPerRequest(serviceID string) bool { return s.perRequest.has(serviceID) }
+
+// IsClosed reports whether a guard that fails closed may refuse requests of the service:
+// then none may go around the guards while they cannot be asked.
+func (s *Snapshot) IsClosed(serviceID string) bool {
+	return s.closed.has(serviceID) || s.IsBroken(GuardIdentity, serviceID) || s.IsBroken(GuardSignature, serviceID) || s.IsBroken(GuardAccess, serviceID)
+}
 
 // Count is the number of policies of a kind.
 func (s *Snapshot) Count(kind gateway.PolicyKind) int { return len(s.Of(kind)) }

@@ -231,6 +231,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 	b.http.Routers[service.ID] = parent
 
 	breakers, readsCodes := b.breakersOf(service.ID), b.readsCodes(service.ID)
+	isClosed := b.policies.IsClosed(service.ID) // then nothing goes around the guards
 	pool := &Weighted{}
 	takesNew := slices.ContainsFunc(nodes, func(n gateway.Node) bool { return n.Enabled && !n.Draining })
 	for _, node := range nodes {
@@ -258,7 +259,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 			child.Middlewares = []string{headers, clientFallbackName}
 			b.http.Routers[name+"~client"] = child
 		}
-		if !node.Draining || !takesNew {
+		if (!node.Draining || !takesNew) && !isClosed {
 			pool.Services = append(pool.Services, WeightedService{Name: name, Weight: poolWeight(service, node)})
 		}
 	}
@@ -338,6 +339,9 @@ func (b *builder) pluginSettings(service gateway.Service) map[string]any {
 		"service":  service.ID,
 		"endpoint": b.settings.Endpoint,
 		"login":    service.Login,
+	}
+	if b.policies.IsClosed(service.ID) {
+		settings["closed"] = true
 	}
 	for key, limit := range map[string]time.Duration{"timeout": b.settings.Timeout, "bindTimeout": b.settings.BindTimeout} {
 		if limit > 0 {

@@ -242,3 +242,25 @@ func TestClientsThatReadBusinessCodes(t *testing.T) {
 	none := policies(t, map[gateway.PolicyKind]string{gateway.PolicyAnswers: `{"codes":{"RATE_LIMITED":42901}}`})
 	require.Equal(t, build(services, nodes, nil), buildWith(none, services, nodes, nil), "codes alone change nothing here")
 }
+
+// While the binding service cannot be asked nothing may go around a guard that fails closed.
+func TestAClosedServiceHasNoPool(t *testing.T) {
+	services := []gateway.Service{service("ai", "/js/a"), service("other", "/js/b")}
+	nodes := []gateway.Node{node("node-1", "ai"), node("node-2", "other")}
+	for kind, body := range map[gateway.PolicyKind]string{
+		gateway.PolicyIdentity:  `{"services":["ai"],"mode":"token"}`,
+		gateway.PolicySignature: `{"services":["ai"],"paths":["/js/a/open/**"]}`,
+		gateway.PolicyAccess:    `{"services":["ai"],"type":"rbac","path":"/js/a/x","roles":["admin"]}`,
+	} {
+		http := buildWith(policies(t, map[gateway.PolicyKind]string{kind: body}), services, nodes, nil)
+		requireGuarded(t, http)
+		require.NotContains(t, http.Routers, "ai~pool", kind)
+		require.NotContains(t, http.Services, "ai~pool", kind)
+		require.Equal(t, true, http.Middlewares["ai~plugin"]["plugin"].(map[string]any)["homenode"].(map[string]any)["closed"], kind)
+		require.Contains(t, http.Routers, "other~pool", kind)
+	}
+	open := map[gateway.PolicyKind]string{
+		gateway.PolicyIdentity: `{"mode":"passthrough","blacklist":true}`, gateway.PolicyMaintenance: `{}`, gateway.PolicyRateLimit: `{"path":"/js/a","rate":1}`,
+	}
+	require.Equal(t, build(services, nodes, nil), buildWith(policies(t, open), services, nodes, nil))
+}
