@@ -147,9 +147,9 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, pendingErr)
 	}
-	k.asked.Store(k.now().UnixNano())
 	now := k.Snapshot()
 	if policies == nil { // as it is
+		k.asked.Store(k.now().UnixNano())
 		k.publish(ctx, now.policies, revision)
 		return nil
 	}
@@ -160,6 +160,7 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	}
 	k.snapshot.Store(next)
 	k.changed(next)
+	k.asked.Store(k.now().UnixNano()) // not before: the first time makes the service ready, and nothing may pass unguarded
 	if origin == originDurable {
 		k.publish(ctx, policies, revision)
 	}

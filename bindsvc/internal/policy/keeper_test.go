@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -167,6 +168,25 @@ func TestWhatHoldsWhileNoStoreCanBeAsked(t *testing.T) {
 	store.SetDown(false)
 	require.NoError(t, k.Refresh(t.Context()))
 	require.NotEmpty(t, shared.served)
+}
+
+// Nothing may pass between "ready" and the policies.
+func TestItIsReadyOnceThePoliciesAreInForce(t *testing.T) {
+	store := &policytest.Memory{}
+	store.Put(gateway.PolicyMaintenance, "all", everything)
+	var k *policy.Keeper
+	readyBefore := true
+	sealer, err := policy.NewSealer("a key of the tests' policies")
+	require.NoError(t, err)
+	k = policy.NewKeeper(policy.Parts{
+		Store: store, Sealer: sealer, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Changed: func(*policy.Snapshot) { readyBefore = k.IsReady() },
+	})
+	require.False(t, k.IsReady())
+	require.NoError(t, k.Refresh(t.Context()))
+	require.False(t, readyBefore, "before those who follow the policies have them")
+	require.True(t, k.IsReady())
+	require.True(t, isInMaintenance(k))
 }
 
 func TestALaterChangeOutranksAPendingOne(t *testing.T) {
