@@ -72,7 +72,7 @@ func (m *Memory) ChangePolicies(ctx context.Context, decide func([]gateway.Polic
 		}
 		if before != nil || change.Body != nil {
 			entry := gateway.AuditPolicyChange(change.Kind, change.ID, m.revision, before, change.Body)
-			entry.Actor = gateway.ActorOf(ctx)
+			entry.Actor, entry.At = gateway.ActorOf(ctx), time.Now()
 			m.history = append(m.history, entry)
 		}
 	}
