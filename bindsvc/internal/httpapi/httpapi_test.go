@@ -82,7 +82,7 @@ func setupCached(t testing.TB, change func(*httpapi.Options), cache gateway.Poli
 	sealer, err := policy.NewSealer(policyKey)
 	require.NoError(t, err)
 	b.policies = policy.NewKeeper(policy.Parts{
-		Store: store, Cache: cache, Sealer: sealer, Changed: subjects.Follow, Log: log, Now: time.Now,
+		Store: store, Cache: cache, Sealer: sealer, Guards: guard.Names(), Changed: subjects.Follow, Log: log, Now: time.Now,
 		Services: func(id string) bool { _, ok := nodes.Snapshot().Service(id); return ok },
 	})
 	guards := guard.NewChain(guard.Parts{Subjects: subjects, Revocations: store, Nonces: buckets, Limiter: buckets, Roles: roles}, b.policies.Snapshot, log, time.Now)

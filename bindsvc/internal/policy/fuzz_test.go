@@ -99,7 +99,7 @@ func look(s *policy.Snapshot) {
 	s.Answers("ai").IsClient("app")
 	s.Needs("ai")
 	s.IsPerRequest("ai")
-	for _, guard := range policy.Guards {
+	for _, guard := range []string{policy.GuardMaintenance, policy.GuardAccess} {
 		s.IsEnabled(guard)
 		s.IsBroken(guard, "ai")
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +44,7 @@ type Keeper struct {
 	store    gateway.Policies
 	cache    gateway.PolicyCache // nil: there is none
 	sealer   *Sealer
+	guards   []string             // that have a master switch; nil: any
 	services func(id string) bool // whether there is such a service
 	changed  func(*Snapshot)      // called with every new snapshot, one at a time
 	log      *slog.Logger
@@ -58,11 +60,12 @@ type Keeper struct {
 	publishedAt time.Time
 }
 
-// Parts are what a Keeper needs; Cache may be nil, Services and Changed too.
+// Parts are what a Keeper needs; all but Store, Sealer, Log and Now may be nil.
 type Parts struct {
 	Store    gateway.Policies
 	Cache    gateway.PolicyCache
 	Sealer   *Sealer
+	Guards   []string // that have a master switch
 	Services func(id string) bool
 	Changed  func(*Snapshot)
 	Log      *slog.Logger
@@ -72,7 +75,7 @@ type Parts struct {
 // NewKeeper makes a Keeper. Nothing is read before Run or Refresh.
 func NewKeeper(parts Parts) *Keeper {
 	k := &Keeper{
-		store: parts.Store, cache: parts.Cache, sealer: parts.Sealer, services: parts.Services, changed: parts.Changed,
+		store: parts.Store, cache: parts.Cache, sealer: parts.Sealer, guards: parts.Guards, services: parts.Services, changed: parts.Changed,
 		log: parts.Log, now: parts.Now, kick: make(chan struct{}, 1),
 	}
 	if k.changed == nil {
@@ -408,7 +411,7 @@ func (k *Keeper) Plan(now []gateway.Policy, wishes []Wish) ([]gateway.PolicyChan
 			}
 			body, err := k.sealer.Prepare(wish.Kind, wish.ID, wish.Body, stored, k.now())
 			if err == nil {
-				err = k.verifyServices(wish.Kind, body)
+				err = k.verifyNames(wish.Kind, wish.ID, body)
 			}
 			if err != nil {
 				problems = append(problems, prefixed(len(wishes) > 1, wish.ID, err))
@@ -430,9 +433,16 @@ func prefixed(needed bool, id string, err error) error {
 	return err
 }
 
-// verifyServices refuses a policy for a service that there is not: it would guard nothing.
-func (k *Keeper) verifyServices(kind gateway.PolicyKind, body []byte) error {
-	if k.services == nil || kind == gateway.PolicyGuards {
+// verifyNames refuses a policy for a service, and a switch for a guard, that there is
+// not: it would do nothing.
+func (k *Keeper) verifyNames(kind gateway.PolicyKind, id string, body []byte) error {
+	if kind == gateway.PolicyGuards {
+		if k.guards != nil && !slices.Contains(k.guards, id) {
+			return fmt.Errorf("id: want one of %s", strings.Join(k.guards, ", "))
+		}
+		return nil
+	}
+	if k.services == nil {
 		return nil
 	}
 	var scope Common

@@ -310,7 +310,7 @@ func TestBadPoliciesAreRefusedByField(t *testing.T) {
 		kind           gateway.PolicyKind
 		id, body, says string
 	}{
-		{"guards", "limiter", `{}`, "id: want one of maintenance"},
+		{"guards", "limiter", `{"on":true}`, "on"},
 		{"maintenance", "m", `{"paths":["a"]}`, "paths[0]:"},
 		{"maintenance", "m", `{"testers":{"addresses":["10.0.0"]}}`, "testers.addresses[0]:"},
 		{"maintenance", "m", `{"start":"2026-01-02T00:00:00Z","end":"2026-01-01T00:00:00Z"}`, "end:"},
