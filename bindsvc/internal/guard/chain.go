@@ -105,7 +105,8 @@ func (c *Chain) missing(q *Question) (needs []string) {
 		}
 	}
 	enabled, _ := q.Policies.IsEnabled(policy.GuardSignature)
-	if enabled && q.Form.State == gateway.FormNotTold && q.Policies.Signature(q.Service.ID, q.Method, q.Resource) != nil {
+	inForce, onTrial := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
+	if enabled && q.Form.State == gateway.FormNotTold && (inForce != nil || onTrial != nil) {
 		needs = append(needs, policy.NeedForm)
 	}
 	if len(needs) > 0 { // all of it, since it is not kept from one question to the next

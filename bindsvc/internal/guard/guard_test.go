@@ -215,6 +215,60 @@ func TestShadowModeCountsAndRefusesNothing(t *testing.T) {
 	require.Equal(t, gateway.InMaintenance, w.ask(get("/js/a/m")))
 }
 
+// A policy on trial must not open what another one closes, by being about less or by
+// allowing more.
+func TestShadowModeTakesNothingsPlace(t *testing.T) {
+	w := newWorld(t)
+	w.roles["8"] = []string{"user"}
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","path":"/js/a/admin/**","roles":["admin"]}`)
+	w.set(gateway.PolicyAccess, "rbac-less", `{"type":"rbac","path":"/js/a/admin/x","roles":["user"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "rbac-more", `{"type":"rbac","path":"/js/a/admin/**","roles":["user"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "method", `{"type":"method","path":"/js/a/m","methods":["GET"]}`)
+	w.set(gateway.PolicyAccess, "method-more", `{"type":"method","path":"/js/a/m","methods":["PUT"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "grey", `{"type":"grey","path":"/js/a/g","users":["7"]}`)
+	w.set(gateway.PolicyAccess, "grey-more", `{"type":"grey","path":"/js/a/g","percent":100,"shadow":true}`)
+	w.set(gateway.PolicyRateLimit, "limit", `{"path":"/js/a/r/**","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicyRateLimit, "limit-less", `{"path":"/js/a/r/x","rate":100,"shadow":true}`)
+	w.set(gateway.PolicySignature, "sign", `{"paths":["/js/a/open/**"]}`)
+	w.set(gateway.PolicySignature, "sign-less", `{"paths":["/js/a/open/x"],"shadow":true}`)
+	for _, path := range []string{"/js/a/admin/x", "/js/a/admin/y"} {
+		require.Equal(t, gateway.Forbidden, w.ask(with(get(path), token("t8"))), path)
+	}
+	require.Equal(t, gateway.MethodNotAllowed, w.ask(with(get("/js/a/m"), func(r *gateway.Request) { r.Method = "PUT" })))
+	require.Equal(t, gateway.NotFound, w.ask(with(get("/js/a/g"), token("t8"))))
+	require.Empty(t, w.ask(get("/js/a/r/x")))
+	require.Equal(t, gateway.RateLimited, w.ask(get("/js/a/r/x")))
+	require.Equal(t, gateway.SignatureMissing, w.ask(get("/js/a/open/x")))
+
+	w.set(gateway.PolicyAccess, "rbac-less", `{"type":"rbac","path":"/js/a/admin/x","roles":["super"],"shadow":true}`)
+	w.roles["7"] = []string{"admin"}
+	require.Empty(t, w.ask(with(get("/js/a/admin/x"), token("t7"))))
+	require.Equal(t, int64(1), w.counts("access")["shadow"], "what it would refuse is counted")
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","path":"/js/a/admin/**","roles":["admin"],"enabled":false}`)
+	w.rolesErr = errDown
+	require.Empty(t, w.ask(with(get("/js/a/admin/x"), token("t7"))), "it refuses nothing, also when the roles cannot be asked")
+}
+
+// Servers run what answers GET for HEAD too.
+func TestHEADIsGuardedAsGETIs(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","method":"GET","path":"/js/a/admin","roles":["admin"]}`)
+	w.set(gateway.PolicyRateLimit, "limit", `{"method":"GET","path":"/js/a/r","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicyRateLimit, "any", `{"path":"/js/a/r","rate":100}`)
+	w.set(gateway.PolicyRateLimit, "own", `{"method":"HEAD","path":"/js/a/h","rate":100}`)
+	w.set(gateway.PolicyRateLimit, "own-get", `{"method":"GET","path":"/js/a/h","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicySignature, "sign", `{"paths":["/js/a/open"],"methods":["GET"]}`)
+	head := func(path string) gateway.Request {
+		return with(get(path), func(r *gateway.Request) { r.Method = "HEAD" })
+	}
+	require.Equal(t, gateway.Forbidden, w.ask(with(head("/js/a/admin"), token("t7"))))
+	require.Empty(t, w.ask(head("/js/a/r")))
+	require.Equal(t, gateway.RateLimited, w.ask(get("/js/a/r")), "one bucket")
+	require.Empty(t, w.ask(head("/js/a/h")))
+	require.Empty(t, w.ask(head("/js/a/h")), "a rule of its own")
+	require.Equal(t, gateway.SignatureMissing, w.ask(head("/js/a/open")))
+}
+
 // A policy that has never been good: what it guards is refused where the guard fails
 // closed, and the guard's other policies hold where it fails open.
 func TestAPolicyThatCannotBeUsed(t *testing.T) {
