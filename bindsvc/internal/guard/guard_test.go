@@ -284,6 +284,55 @@ func TestAPolicyThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+// A valid user of a service whose identity policy cannot be used (another sealing key,
+// say) must not pass for an anonymous one.
+func TestAnIdentityPolicyThatCannotBeUsedClosesItsServices(t *testing.T) {
+	w := newWorld(t)
+	const broken = `"mode":"jwt","jwt":{"algorithms":["HS256"],"keys":[{"sealed":"v1.of.another"}]}}`
+	w.store.Put(gateway.PolicyIdentity, "broken", `{"services":["ai"],`+broken)
+	require.NoError(t, w.policies.Refresh(t.Context()))
+	require.Equal(t, gateway.PolicyInvalid, w.ask(with(get("/js/a/x"), token("a.b.c"))))
+	require.Empty(t, w.ask(with(get("/js/a/x"), func(r *gateway.Request) { r.ServiceID = "docs" })))
+
+	w.store.Put(gateway.PolicyIdentity, "broken", `{"services":["ai"],"enabled":false,`+broken)
+	require.NoError(t, w.policies.Refresh(t.Context()))
+	require.Empty(t, w.ask(get("/js/a/x")), "it is not in force")
+
+	w.store.Put(gateway.PolicyIdentity, "broken", `{`+broken)
+	w.set(gateway.PolicyIdentity, "own", `{"services":["ai"],"mode":"token"}`)
+	require.Empty(t, w.ask(with(get("/js/a/x"), token("t7"))), "the service has a policy of its own")
+	require.Equal(t, gateway.Unauthenticated, w.ask(get("/js/a/x")))
+}
+
+func TestAnAppThatCannotBeUsedIsUnknown(t *testing.T) {
+	w := newWorld(t)
+	w.store.Put(gateway.PolicyApps, "partner", `{"secrets":[{"sealed":"v1.of.another"}]}`)
+	w.set(gateway.PolicySignature, "s", `{"paths":["/js/a/open/**"]}`)
+	require.Empty(t, w.ask(get("/js/a/x")), "all others go on")
+	require.Equal(t, gateway.SignatureUnknownApp, w.ask(with(get("/js/a/open/x"), func(r *gateway.Request) {
+		r.Query = "client-id=partner&timestamp=1&sign=1"
+	})))
+}
+
+// A guard whose switch is in shadow mode refuses nothing, also if it cannot check.
+func TestAGuardInShadowModeFailsOpen(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyAccess, "a", `{"type":"rbac","path":"/js/a/x","roles":["admin"]}`)
+	w.rolesErr = errDown
+	require.Equal(t, gateway.StoreUnavailable, w.ask(with(get("/js/a/x"), token("t7"))))
+	w.set(gateway.PolicyGuards, "access", `{"shadow":true}`)
+	require.Empty(t, w.ask(with(get("/js/a/x"), token("t7"))))
+}
+
+func TestAMistakeInAGuardIsNoWorseThanAStoreThatIsDown(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1}`)
+	w.set(gateway.PolicyAccess, "a", `{"type":"rbac","path":"/js/a/x","roles":["admin"]}`)
+	w.limiter, w.roles = nil, nil // the call of a method of nil panics
+	require.Empty(t, w.ask(get("/js/a/r")), "the limiter fails open")
+	require.Equal(t, int64(1), w.counts("rate-limit")["unchecked"])
+}
+
 func TestAnExplanationTakesAndCountsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1,"per":"1h","burst":1}`)

@@ -215,7 +215,7 @@ func TestAnotherKeyOpensAfterItsRotation(t *testing.T) {
 		require.NoError(t, k.Refresh(t.Context()))
 		if len(keys) == 1 {
 			require.ErrorContains(t, k.Snapshot().Problems[0].Err, "HOMENODE_POLICY_KEY")
-			require.True(t, k.Snapshot().IsBroken(policy.GuardSignature, "ai"))
+			require.Nil(t, k.Snapshot().App("ai", "partner"))
 		} else {
 			require.Empty(t, k.Snapshot().Problems)
 		}

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -54,10 +55,11 @@ type Problem struct {
 	Kept bool // the last good version is in force
 }
 
-// The kinds of policy that a guard's own failure policy is about.
+// The kinds of policy that a guard's own failure policy is about. An app that cannot be
+// used is none of them: it is as good as unknown.
 var guardOf = map[gateway.PolicyKind]string{
 	gateway.PolicyMaintenance: GuardMaintenance, gateway.PolicyIdentity: GuardIdentity, gateway.PolicySignature: GuardSignature,
-	gateway.PolicyApps: GuardSignature, gateway.PolicyRateLimit: GuardRateLimit, gateway.PolicyAccess: GuardAccess,
+	gateway.PolicyRateLimit: GuardRateLimit, gateway.PolicyAccess: GuardAccess,
 }
 
 // services is a set of service ids, or all of them.
@@ -145,28 +147,18 @@ func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *
 			problem.Kept, s.valid[key] = true, before.valid[key]
 		}
 		s.Problems = append(s.Problems, problem)
-		if guard := guardOf[p.Kind]; guard != "" && !problem.Kept {
-			s.invalid[guard] = append(s.invalid[guard], scopeOf(r))
+		scope := scopeOf(p.Body)
+		if guard := guardOf[p.Kind]; guard != "" && !problem.Kept && scope.IsEnabled() {
+			s.invalid[guard] = append(s.invalid[guard], scope)
 		}
 	}
 	return s
 }
 
-// scopeOf is the services of a policy as far as they could be read.
-func scopeOf(r record) Common {
-	switch r := r.(type) {
-	case *Maintenance:
-		return r.Common
-	case *Identity:
-		return r.Common
-	case *Signature:
-		return r.Common
-	case *RateLimit:
-		return r.Common
-	case *Access:
-		return r.Common
-	}
-	return Common{}
+// scopeOf is what a policy is about as far as it can be read: of nothing, all services.
+func scopeOf(body []byte) (scope Common) {
+	_ = json.Unmarshal(body, &scope) // reads the fields that it can
+	return scope
 }
 
 // put adds one policy; nothing of it if it returns an error.
