@@ -3,6 +3,7 @@ package guard_test
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -371,4 +372,18 @@ func TestWhatThePoliciesWouldHaveDone(t *testing.T) {
 	require.Zero(t, none.Refused, none)
 	require.Equal(t, 1, would(gateway.PolicyChange{Kind: gateway.PolicyAccess, ID: "old"}).Admitted)
 	require.Equal(t, int64(1), w.counts("access")["refused"], "nothing is counted")
+}
+
+// Clients choose how long their paths are.
+func TestWhatIsUnreasonablyLongIsNotRemembered(t *testing.T) {
+	w := newWorld(t)
+	for _, long := range []func(*gateway.Request){
+		func(r *gateway.Request) { r.Path += strings.Repeat("a", 5000) },
+		func(r *gateway.Request) { r.Method = strings.Repeat("A", 5000) },
+		func(r *gateway.Request) { r.Source = strings.Repeat("a", 5000) },
+	} {
+		w.ask(with(get("/js/a/"), long))
+	}
+	w.ask(get("/js/a/x"))
+	require.Equal(t, 1, w.chain.Replay(t.Context(), w.policies.Snapshot(), w.policies.Snapshot()).Requests)
 }
