@@ -139,12 +139,15 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 		pending = k.settle(ctx, pending)
 		revision, err = k.revision(ctx)
 	}
+	now := k.Snapshot()
+	if pendingErr != nil && err == nil && now.Pending > 0 && now.Revision == revision {
+		return pendingErr // nobody has handed the switches on yet, and they hold
+	}
 	policies, revision, origin, err := k.load(ctx, revision, len(pending), err)
 	if err != nil {
 		return errors.Join(err, pendingErr)
 	}
 	k.asked.Store(k.now().UnixNano())
-	now := k.Snapshot()
 	if policies == nil { // as it is
 		return nil
 	}
@@ -194,12 +197,16 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 	switch {
 	case cacheErr != nil:
 		return nil, 0, "", errors.Join(err, cacheErr)
+	case revision == 0 && !k.IsReady(): // as if there were no policies, which nobody has said
+		return nil, 0, "", errors.Join(err, errNothingServed)
 	case revision < now.Revision: // a cache that was emptied knows less than this instance
 		k.published = 0
 		return notNil(withoutPending(now)), now.Revision, originMemory, nil
 	}
 	return notNil(served), revision, originCache, nil
 }
+
+var errNothingServed = errors.New("the cache serves nothing")
 
 // Where a snapshot is from.
 const (

@@ -134,6 +134,37 @@ func TestWhatHoldsWhileNoStoreCanBeAsked(t *testing.T) {
 	require.NotEmpty(t, shared.served)
 }
 
+// The durable store is back, but the cache, which has the switch, is not there now.
+func TestASwitchHoldsUntilItIsHandedOn(t *testing.T) {
+	store, shared := &policytest.Memory{}, &cache{}
+	k := policytest.NewKeeper(t, store, shared, time.Now)
+	policytest.Set(t, k, gateway.PolicyRateLimit, "orders", `{"path":"/js/a/orders","rate":5}`)
+	store.SetDown(true)
+	policytest.Set(t, k, gateway.PolicyMaintenance, "main", everything)
+	store.SetDown(false)
+	shared.down = true
+	require.Error(t, k.Refresh(t.Context()))
+	require.True(t, isInMaintenance(k))
+	shared.down = false
+	require.NoError(t, k.Refresh(t.Context()))
+	require.True(t, isInMaintenance(k))
+	require.Zero(t, k.Snapshot().Pending)
+}
+
+// A cache that was emptied does not say that there are no policies.
+func TestNothingIsGuardedByNothing(t *testing.T) {
+	store, shared := &policytest.Memory{}, &cache{}
+	store.SetDown(true)
+	sealer, err := policy.NewSealer("a key of the tests' policies")
+	require.NoError(t, err)
+	k := policy.NewKeeper(policy.Parts{Store: store, Cache: shared, Sealer: sealer, Log: discard, Now: time.Now})
+	require.Error(t, k.Refresh(t.Context()))
+	require.False(t, k.IsReady())
+	store.SetDown(false)
+	require.NoError(t, k.Refresh(t.Context()))
+	require.True(t, k.IsReady())
+}
+
 func TestALaterChangeOutranksAPendingOne(t *testing.T) {
 	store, shared := &policytest.Memory{}, &cache{}
 	k := policytest.NewKeeper(t, store, shared, time.Now)
