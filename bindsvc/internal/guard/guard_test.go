@@ -387,3 +387,11 @@ func TestWhatIsUnreasonablyLongIsNotRemembered(t *testing.T) {
 	w.ask(get("/js/a/x"))
 	require.Equal(t, 1, w.chain.Replay(t.Context(), w.policies.Snapshot(), w.policies.Snapshot()).Requests)
 }
+
+func TestARateNearZeroHasAWait(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1e-300,"burst":1}`)
+	require.Empty(t, w.ask(get("/js/a/r")))
+	refusal, _ := w.check(t.Context(), get("/js/a/r"))
+	require.Positive(t, refusal.RetryAfter)
+}
