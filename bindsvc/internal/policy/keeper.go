@@ -202,6 +202,8 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 	case revision < now.Revision: // a cache that was emptied knows less than this instance
 		k.published = 0
 		return notNil(withoutPending(now)), now.Revision, originMemory, nil
+	case revision == now.Revision: // they are here already, and a cache may have evicted some
+		return notNil(withoutPending(now)), revision, originCache, nil
 	}
 	return notNil(served), revision, originCache, nil
 }

@@ -126,7 +126,10 @@ func TestWhatHoldsWhileNoStoreCanBeAsked(t *testing.T) {
 	require.Error(t, k.Refresh(t.Context()))
 	require.True(t, isInMaintenance(k))
 
-	shared.down, shared.served, shared.revision = false, nil, 0 // emptied
+	shared.down, shared.served = false, nil // evicted, but for the revision
+	require.NoError(t, k.Refresh(t.Context()))
+	require.True(t, isInMaintenance(k))
+	shared.revision = 0 // emptied
 	require.NoError(t, k.Refresh(t.Context()))
 	require.True(t, isInMaintenance(k), "a cache that was emptied knows less than this instance")
 	store.SetDown(false)
