@@ -395,3 +395,21 @@ func TestARateNearZeroHasAWait(t *testing.T) {
 	refusal, _ := w.check(t.Context(), get("/js/a/r"))
 	require.Positive(t, refusal.RetryAfter)
 }
+
+// A request that began under the policies of before still asks what they want.
+func TestAVerifierOutlivesItsPolicyByOneSnapshot(t *testing.T) {
+	w := newWorld(t)
+	directory := guard.NewDirectory(w, discard, time.Now)
+	defer directory.Close()
+	w.set(gateway.PolicyIdentity, "i", `{"mode":"jwt","jwt":{"algorithms":["HS256"],"keys":[{"value":"0123456789abcdef0123456789abcdef"}]}}`)
+	before := w.policies.Snapshot().Identity("ai")
+	directory.Follow(w.policies.Snapshot())
+	for range 2 {
+		_, err := directory.Subject(t.Context(), "ai", "no.good.token", before)
+		require.ErrorIs(t, err, gateway.ErrNotFound)
+		directory.Follow(policy.Empty())
+	}
+	_, err := directory.Subject(t.Context(), "ai", "no.good.token", before)
+	require.NotErrorIs(t, err, gateway.ErrNotFound)
+	require.Error(t, err)
+}

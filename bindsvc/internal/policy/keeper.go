@@ -43,7 +43,7 @@ type Keeper struct {
 	cache    gateway.PolicyCache // nil: there is none
 	sealer   *Sealer
 	services func(id string) bool // whether there is such a service
-	changed  func(*Snapshot)      // called with every new snapshot, one at a time
+	changed  func(*Snapshot)      // called with every snapshot before it is in force, one at a time
 	log      *slog.Logger
 	now      func() time.Time
 
@@ -156,8 +156,8 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	for _, p := range next.Problems {
 		k.log.ErrorContext(ctx, "policy that cannot be used", "kind", p.Kind, "id", p.ID, "last_good_version_holds", p.Kept, "error", p.Err)
 	}
+	k.changed(next) // before anybody can meet what it is told of
 	k.snapshot.Store(next)
-	k.changed(next)
 	if now.Revision != revision || now.Origin != origin || now.Pending != len(pending) {
 		k.log.InfoContext(ctx, "policies", "revision", revision, "from", origin, "pending", len(pending), "policies", len(next.policies))
 	}
