@@ -46,7 +46,7 @@ type Keeper struct {
 	sealer   *Sealer
 	guards   []string             // that have a master switch; nil: any
 	services func(id string) bool // whether there is such a service
-	changed  func(*Snapshot)      // called with every new snapshot, one at a time
+	changed  func(*Snapshot)      // called with every snapshot before it is in force, one at a time
 	log      *slog.Logger
 	now      func() time.Time
 
@@ -153,16 +153,16 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	now := k.Snapshot()
 	if policies == nil { // as it is
 		k.asked.Store(k.now().UnixNano())
-		k.publish(ctx, now.policies, revision)
+		k.publish(ctx, now.stored, revision)
 		return nil
 	}
 	next := compile(overlay(policies, pending), revision, k.sealer, now)
-	next.Origin, next.Pending, next.pending = origin, len(pending), pending
+	next.Origin, next.Pending, next.pending, next.stored = origin, len(pending), pending, policies
 	for _, p := range next.Problems {
 		k.log.ErrorContext(ctx, "policy that cannot be used", "kind", p.Kind, "id", p.ID, "last_good_version_holds", p.Kept, "error", p.Err)
 	}
+	k.changed(next) // before anybody can meet what it is told of
 	k.snapshot.Store(next)
-	k.changed(next)
 	k.asked.Store(k.now().UnixNano()) // not before: the first time makes the service ready, and nothing may pass unguarded
 	if origin == originDurable {
 		k.publish(ctx, policies, revision)
@@ -208,7 +208,9 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 		return nil, 0, "", errors.Join(err, errNothingServed)
 	case revision == 0, revision < now.Revision: // an emptied cache knows less than this instance
 		k.published = 0
-		return notNil(withoutPending(now)), now.Revision, originMemory, nil
+		return notNil(now.stored), now.Revision, originMemory, nil
+	case revision == now.Revision: // they are here already, and a cache may have evicted some
+		return notNil(now.stored), revision, originCache, nil
 	}
 	return notNil(served), revision, originCache, nil
 }
@@ -227,11 +229,6 @@ func notNil(policies []gateway.Policy) []gateway.Policy {
 		return []gateway.Policy{}
 	}
 	return policies
-}
-
-// withoutPending is what the snapshot had from a store.
-func withoutPending(s *Snapshot) []gateway.Policy {
-	return slices.DeleteFunc(slices.Clone(s.policies), func(p gateway.Policy) bool { return p.Revision == pendingRevision })
 }
 
 // pendingRevision marks a policy in a snapshot that the durable store does not have yet.
