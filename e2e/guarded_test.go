@@ -148,9 +148,11 @@ func startGuarded(t *testing.T, g *guarded, gateways int, extra string) *guarded
 		b.administer(t, http.MethodPost, "/services", map[string]any{"id": "other", "pathPrefix": "/other", "loginPath": "/sys/login", "healthPath": "/health"})
 		b.administer(t, http.MethodPost, "/services/other/nodes", map[string]any{"id": "other-1", "baseUrl": other.url()})
 		b.administer(t, http.MethodPut, "/services/other", map[string]any{"defaultNodeId": "other-1"})
+		b.Kill() // a node that it finds at its start gets users at once
+		b.start(t)
+		b.ready(t)
 	}
 	for _, b := range g.services {
-		b.administer(t, http.MethodPost, "/reload", nil)
 		g.traefiks = append(g.traefiks, startTraefik(t, b, traefikproc.Options{AliasHeaders: "keep"}))
 		c := newClient(g.traefiks[len(g.traefiks)-1].URL("web"))
 		t.Cleanup(c.http.CloseIdleConnections)
@@ -366,7 +368,7 @@ func (g *guarded) silent(t *testing.T, texts ...string) {
 
 // hang makes a store keep its connections and answer nothing, until the function that is returned is called.
 func hang(store *testenv.Proxy) (end func()) {
-	store.SetDelay(time.Minute)
+	store.SetDelay(4 * time.Second) // longer than anybody waits
 	return func() {
 		store.Cut() // whoever waits for an answer gets none
 		store.SetDelay(0)
