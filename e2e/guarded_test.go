@@ -110,10 +110,17 @@ type guarded struct {
 	requests        atomic.Int64
 }
 
-// guardEachMode runs a scenario on the embedded file and on PostgreSQL with Redis.
-func guardEachMode(t *testing.T, scenario func(t *testing.T, g *guarded)) {
-	t.Run("sqlite", func(t *testing.T) { scenario(t, startGuarded(t, &guarded{}, 1, "")) })
-	t.Run("postgres and redis", func(t *testing.T) { scenario(t, guardedProduction(t, "")) })
+// clear deletes every policy and makes the nodes ordinary again.
+func (g *guarded) clear(t *testing.T) {
+	t.Helper()
+	for _, kind := range []string{"guards", "maintenance", "identity", "signature", "apps", "rate-limit", "access", "degradation", "answers"} {
+		g.services[0].administer(t, http.MethodPost, "/policies/"+kind, map[string]any{"policies": []any{}, "replace": true})
+	}
+	for _, d := range g.desks {
+		d.tokenFor.Store(nil)
+		d.onLogout.Store(nil)
+	}
+	g.settle(t)
 }
 
 // guardedProduction is two gateways on PostgreSQL and Redis, which can be cut off.
@@ -165,6 +172,9 @@ func startGuarded(t *testing.T, g *guarded, gateways int, extra string) *guarded
 	}
 	return g
 }
+
+// last is the other gateway, or the only one.
+func (g *guarded) last() int { return len(g.clients) - 1 }
 
 // call is a client's request.
 type call struct {

@@ -10,6 +10,39 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// TestGuards runs every scenario on the embedded file, with one gateway, and on PostgreSQL
+// and Redis, with two.
+func TestGuards(t *testing.T) {
+	scenarios := []struct {
+		name string
+		run  func(*testing.T, *guarded)
+	}{
+		{"every guard", everyGuard},
+		{"maintenance information", maintenanceInformation},
+		{"JSON web tokens", jsonWebTokens},
+		{"logout", logoutEndsTheToken},
+		{"kick-out", kickOut},
+		{"signed requests", signedRequests},
+		{"nonces", nonceIsGoodOnce},
+		{"rotation of a secret", secretIsRotated},
+		{"roles", rolesDecide},
+		{"grey release", greyRelease},
+		{"methods", methodsOfAnInterface},
+		{"forged headers", forgedIdentities},
+		{"explanations", explanationsOfGuards},
+	}
+	in := func(t *testing.T, g *guarded) {
+		for _, scenario := range scenarios {
+			t.Run(scenario.name, func(t *testing.T) {
+				g.clear(t)
+				scenario.run(t, g)
+			})
+		}
+	}
+	t.Run("sqlite", func(t *testing.T) { in(t, startGuarded(t, &guarded{}, 1, "")) })
+	t.Run("postgres and redis", func(t *testing.T) { in(t, guardedProduction(t, "")) })
+}
+
 // guardCase is one guard with a policy, what that refuses, and what it lets pass.
 type guardCase struct {
 	name, guard, kind string
@@ -97,51 +130,49 @@ func guardCases(end time.Time, ann string) []guardCase {
 
 // Every guard lets pass and refuses as its policy says, on every instance, and follows a
 // change of it at once where it is made and soon elsewhere.
-func TestEveryGuard(t *testing.T) {
-	guardEachMode(t, func(t *testing.T, g *guarded) {
-		g.set(t, 0, "answers", "ai", answersPolicy)
-		ann := g.signIn(t, 0, "/js/a", "ann")
-		g.services[0].administer(t, http.MethodPut, "/roles/ai/"+userID("ann"), map[string]any{"roles": []string{"reader"}})
-		last := len(g.clients) - 1 // the other gateway, if there is one
-		for _, c := range guardCases(time.Now().Add(time.Hour).UTC().Truncate(time.Second), ann) {
-			t.Run(c.name, func(t *testing.T) {
-				refused, reason := c.refused, c.want.reason
+func everyGuard(t *testing.T, g *guarded) {
+	g.set(t, 0, "answers", "ai", answersPolicy)
+	ann := g.signIn(t, 0, "/js/a", "ann")
+	g.services[0].administer(t, http.MethodPut, "/roles/ai/"+userID("ann"), map[string]any{"roles": []string{"reader"}})
+	last := g.last()
+	for _, c := range guardCases(time.Now().Add(time.Hour).UTC().Truncate(time.Second), ann) {
+		t.Run(c.name, func(t *testing.T) {
+			refused, reason := c.refused, c.want.reason
+			g.set(t, 0, c.kind, "case", c.policy)
+			if c.spend {
+				g.pass(t, 0, refused)
+			}
+			g.refusedWith(t, 0, reason, refused)
+			took := []time.Duration{g.within(t, last, refused, reason)}
+			for via := range g.clients {
+				for _, allowed := range c.allowed {
+					g.pass(t, via, allowed)
+				}
+				a := g.refused(t, via, refused, c.want)
+				if c.header != "" {
+					require.NotEmpty(t, a.header.Get(c.header))
+				}
+				if c.value != "" {
+					require.Equal(t, c.value, a.header.Get(c.header))
+				}
+			}
+
+			g.set(t, last, c.kind, "case", c.relaxed)
+			g.pass(t, last, refused)
+			took = append(took, g.within(t, 0, refused, ""))
+			t.Logf("in force on the other instance after %s", took)
+
+			if g.postgres != nil {
 				g.set(t, 0, c.kind, "case", c.policy)
+				g.settle(t)
 				if c.spend {
-					g.pass(t, 0, refused)
+					g.within(t, 0, refused, reason)
 				}
-				g.refusedWith(t, 0, reason, refused)
-				took := []time.Duration{g.within(t, last, refused, reason)}
-				for via := range g.clients {
-					for _, allowed := range c.allowed {
-						g.pass(t, via, allowed)
-					}
-					a := g.refused(t, via, refused, c.want)
-					if c.header != "" {
-						require.NotEmpty(t, a.header.Get(c.header))
-					}
-					if c.value != "" {
-						require.Equal(t, c.value, a.header.Get(c.header))
-					}
-				}
-
-				g.set(t, last, c.kind, "case", c.relaxed)
-				g.pass(t, last, refused)
-				took = append(took, g.within(t, 0, refused, ""))
-				t.Logf("in force on the other instance after %s", took)
-
-				if g.postgres != nil {
-					g.set(t, 0, c.kind, "case", c.policy)
-					g.settle(t)
-					if c.spend {
-						g.within(t, 0, refused, reason)
-					}
-					guardWithBrokenPolicies(t, g, c)
-				}
-				g.remove(t, c.kind, "case")
-			})
-		}
-	})
+				guardWithBrokenPolicies(t, g, c)
+			}
+			g.remove(t, c.kind, "case")
+		})
+	}
 }
 
 // guardWithBrokenPolicies writes policies that cannot be used at the SQL prompt. Policy
@@ -209,32 +240,30 @@ func guardWithBrokenPolicies(t *testing.T, g *guarded, c guardCase) {
 }
 
 // What a client is told of a maintenance.
-func TestTheMaintenanceInformation(t *testing.T) {
-	guardEachMode(t, func(t *testing.T, g *guarded) {
-		end := time.Now().Add(90 * time.Minute).UTC().Truncate(time.Second)
-		g.set(t, 0, "maintenance", "all", map[string]any{"end": end, "testers": map[string]any{"users": []string{"tess"}}})
-		for _, path := range []string{"/js/a/whoami", "/other/whoami"} {
-			a := g.refusedWith(t, 0, "MAINTENANCE", call{path: path})
-			var body refusalBody
-			unmarshal(t, a.body, &body)
-			require.NotNil(t, body.Data.Maintenance)
-			require.Equal(t, body.Message, body.Data.Maintenance.Message)
-			require.True(t, end.Equal(body.Data.Maintenance.End))
-			var seconds int
-			_, err := fmt.Sscan(a.header.Get("Retry-After"), &seconds)
-			require.NoError(t, err)
-			require.InDelta(t, time.Until(end).Seconds(), seconds, 30)
-		}
-		login := func(name string) call {
-			return call{method: http.MethodPost, path: "/js/a/sys/login", body: fmt.Appendf(nil, `{"username":%q}`, name)}
-		}
-		g.refusedWith(t, 0, "MAINTENANCE", login("ann"))
-		g.pass(t, 0, login("Tess"))
-		g.set(t, 0, "guards", "maintenance", map[string]any{"enabled": false})
-		g.pass(t, 0, call{path: "/js/a/whoami"})
-		g.set(t, 0, "guards", "maintenance", map[string]any{"shadow": true})
-		g.pass(t, 0, call{path: "/js/a/whoami"})
-	})
+func maintenanceInformation(t *testing.T, g *guarded) {
+	end := time.Now().Add(90 * time.Minute).UTC().Truncate(time.Second)
+	g.set(t, 0, "maintenance", "all", map[string]any{"end": end, "testers": map[string]any{"users": []string{"tess"}}})
+	for _, path := range []string{"/js/a/whoami", "/other/whoami"} {
+		a := g.refusedWith(t, 0, "MAINTENANCE", call{path: path})
+		var body refusalBody
+		unmarshal(t, a.body, &body)
+		require.NotNil(t, body.Data.Maintenance)
+		require.Equal(t, body.Message, body.Data.Maintenance.Message)
+		require.True(t, end.Equal(body.Data.Maintenance.End))
+		var seconds int
+		_, err := fmt.Sscan(a.header.Get("Retry-After"), &seconds)
+		require.NoError(t, err)
+		require.InDelta(t, time.Until(end).Seconds(), seconds, 30)
+	}
+	login := func(name string) call {
+		return call{method: http.MethodPost, path: "/js/a/sys/login", body: fmt.Appendf(nil, `{"username":%q}`, name)}
+	}
+	g.refusedWith(t, 0, "MAINTENANCE", login("ann"))
+	g.pass(t, 0, login("Tess"))
+	g.set(t, 0, "guards", "maintenance", map[string]any{"enabled": false})
+	g.pass(t, 0, call{path: "/js/a/whoami"})
+	g.set(t, 0, "guards", "maintenance", map[string]any{"shadow": true})
+	g.pass(t, 0, call{path: "/js/a/whoami"})
 }
 
 // While a store is down each guard does what it declares, and nobody waits long.
