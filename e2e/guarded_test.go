@@ -346,6 +346,13 @@ func (g *guarded) within(t *testing.T, via int, c call, reason string) time.Dura
 // signIn logs a user in and returns the token.
 func (g *guarded) signIn(t *testing.T, via int, prefix, username string) string {
 	t.Helper()
+	token, _ := g.signInAt(t, via, prefix, username)
+	return token
+}
+
+// signInAt logs a user in and returns the token, and the node that gave it.
+func (g *guarded) signInAt(t *testing.T, via int, prefix, username string) (token, node string) {
+	t.Helper()
 	a, got := g.send(t, via, call{method: http.MethodPost, path: prefix + "/sys/login", body: fmt.Appendf(nil, `{"username":%q}`, username)})
 	require.NotNil(t, got, a)
 	var body struct {
@@ -355,7 +362,7 @@ func (g *guarded) signIn(t *testing.T, via int, prefix, username string) string 
 	}
 	require.NoError(t, json.Unmarshal(a.body, &body), a)
 	require.NotEmpty(t, body.Data.Token, a)
-	return body.Data.Token
+	return body.Data.Token, got.node
 }
 
 // silent requires that none of the texts is in a log of the gateways.

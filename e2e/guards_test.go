@@ -346,6 +346,37 @@ func TestGuardsWhileTheirStoreIsDown(t *testing.T) {
 		g.redis.Restore()
 		withRedis(t)
 	})
+	t.Run("logins and logouts while Redis is down", func(t *testing.T) {
+		leaving := g.signIn(t, 0, "/js/a", "ann")
+		g.redis.Cut()
+		homes := map[string]string{}
+		for i := range 4 { // not all of them where users without a binding go
+			name := fmt.Sprint("new-", i)
+			token, home := g.signInAt(t, i%2, "/js/a", name)
+			homes[name] = home
+			require.Equal(t, home, g.pass(t, i%2, call{path: "/js/a/whoami", token: token}).node, "where the login took place")
+		}
+		g.pass(t, 0, call{path: "/js/a/sys/logout", token: leaving})
+		status, refused := g.services[0].call(t, http.MethodPost, g.services[0].admin+"/gateway/admin/sessions/kick-out", adminToken, map[string]any{"serviceId": "ai", "userId": userID("bob")})
+		require.Equal(t, http.StatusServiceUnavailable, status, refused)
+		bound := g.services[0].routes(t)
+		for name, home := range homes {
+			require.Equal(t, home, bound[name], name)
+		}
+		// Policies are told of by the durable store too.
+		g.set(t, 0, "access", "write", map[string]any{"services": ai, "type": "method", "path": "/js/a/write", "methods": []string{"POST"}})
+		g.refusedWith(t, 0, "METHOD_NOT_ALLOWED", call{path: "/js/a/write", token: ann})
+		t.Logf("in force on the other instance after %s, without Redis", g.within(t, 1, call{path: "/js/a/write", token: ann}, "METHOD_NOT_ALLOWED"))
+		g.redis.Restore()
+		withRedis(t)
+		for via := range g.clients { // the plugin has kept it
+			require.Eventually(t, func() bool {
+				a, _ := g.send(t, via, call{path: "/js/a/whoami", token: leaving})
+				return a.reason() == "UNAUTHENTICATED"
+			}, 15*time.Second, 50*time.Millisecond)
+		}
+		g.pass(t, 0, call{path: "/js/a/whoami", token: bob})
+	})
 	t.Run("Redis hangs", func(t *testing.T) {
 		end := hang(g.redis)
 		withoutRedis(t)
@@ -395,6 +426,9 @@ func TestGuardsWhileTheirStoreIsDown(t *testing.T) {
 	t.Run("SQL is down", func(t *testing.T) {
 		g.postgres.Cut()
 		withoutSQL(t)
+		status, refused := g.services[0].call(t, http.MethodPut, g.services[0].admin+"/gateway/admin/policies/access/admin", adminToken, map[string]any{"services": ai, "type": "rbac", "path": "/js/a/admin", "roles": []string{"root"}})
+		require.Equal(t, http.StatusServiceUnavailable, status, "not a switch: %v", refused)
+		g.pass(t, 0, call{path: "/js/a/admin", token: ann})
 		g.redis.Cut() // and everything else
 		for via := range g.clients {
 			whatNoStoreIsAskedFor(t, via)

@@ -114,6 +114,7 @@ func signedRequests(t *testing.T, g *guarded) {
 		"a form of 64 KiB":         call{path: path}.form(sized(64 << 10)),
 		"a chunked form of 64 KiB": call{path: path}.form(sized(64 << 10)).chunked(),
 		"query and form":           call{path: path + "?" + split[:3].encode()}.form(pairs{split[3], {"sign", sign}}.encode()),
+		"a form after 100":         call{path: path}.form(signed()).with("Expect", "100-continue"),
 		"an empty form":            call{path: path + "?" + signed()}.form(""),
 		"a body that is no form":   {method: http.MethodPut, path: path + "?" + signed(), body: bytes.Repeat([]byte(`{"a":1}`), 50_000), header: map[string]string{"Content-Type": "application/json"}},
 		"a signed OPTIONS":         {method: http.MethodOptions, path: path},

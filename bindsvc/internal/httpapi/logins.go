@@ -54,11 +54,11 @@ func (s *Server) login(c echo.Context) error {
 	// The token first: should the binding fail, its user is refused until the
 	// retry succeeds, and not taken for an anonymous one.
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
-	if err := s.admit(ctx, service.ID, report.Token, report.UserID); err != nil {
-		return gateway.Unavailable(err)
-	}
 	result, err := s.bindings.BindIfAbsent(ctx, login)
 	s.metrics.loggedIn(service.ID, result, err)
+	// Neither waits for the other's store: a user whose token cannot be admitted yet must
+	// not be bound elsewhere meanwhile, nor be refused as kicked out for want of a binding.
+	err = errors.Join(err, s.admit(ctx, service.ID, report.Token, report.UserID))
 	var conflict *gateway.ConflictError
 	switch {
 	case errors.As(err, &conflict):
