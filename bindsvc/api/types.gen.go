@@ -706,7 +706,7 @@ type DegradationPolicy struct {
 // DegradationPolicyShadow Not for this kind: it refuses nothing
 type DegradationPolicyShadow bool
 
-// Duration Numbers with their units (ms, s, m, h)
+// Duration Up to four numbers of at most five digits, each with its unit: ms, s, m or h
 //
 // Example: 5m
 type Duration = string
@@ -1052,19 +1052,7 @@ type JWTPolicy struct {
 	JwksURL *string `json:"jwksUrl,omitempty"`
 
 	// Keys Keys that are not from a key server
-	Keys *[]struct {
-		// ID The kid of its tokens; needed if there are several
-		ID *string `json:"id,omitempty"`
-
-		// PublicKey Instead of a secret: PEM, or a JWK
-		PublicKey *string `json:"publicKey,omitempty"`
-
-		// SetAt When the secret was set; shown, not yours to give
-		SetAt *time.Time `json:"setAt,omitempty"`
-
-		// Value A secret for HS…, 16 characters or more. Never shown
-		Value *string `json:"value,omitempty"`
-	} `json:"keys,omitempty"`
+	Keys *[]JWTKey `json:"keys,omitempty"`
 
 	// Leeway How far clocks may differ, up to 10m; 1m if not given
 	Leeway *Duration `json:"leeway,omitempty"`
@@ -1074,6 +1062,21 @@ type JWTPolicy struct {
 
 	// UserClaim Claim that holds the user id; sub if not given
 	UserClaim *string `json:"userClaim,omitempty"`
+}
+
+// JWTKey defines model for JWTPolicy.keys.
+type JWTKey struct {
+	// ID The kid of its tokens; needed if there are several
+	ID *string `json:"id,omitempty"`
+
+	// PublicKey Instead of a secret: PEM, or a JWK
+	PublicKey *string `json:"publicKey,omitempty"`
+
+	// SetAt When the secret was set; shown, not yours to give
+	SetAt *time.Time `json:"setAt,omitempty"`
+
+	// Value A secret for HS…, 16 characters or more. Never shown
+	Value *string `json:"value,omitempty"`
 }
 
 // KickOutAnswer defines model for KickOutAnswer.
@@ -1158,15 +1161,18 @@ type MaintenancePolicy struct {
 	Start *time.Time `json:"start,omitempty"`
 
 	// Testers Who is let through
-	Testers *struct {
-		// Addresses Addresses and CIDR prefixes
-		//
-		// Example: ["10.0.0.7","fd00::/8"]
-		Addresses *[]string `json:"addresses,omitempty"`
+	Testers *Testers `json:"testers,omitempty"`
+}
 
-		// Users User ids; at the login, usernames
-		Users *[]PolicyUser `json:"users,omitempty"`
-	} `json:"testers,omitempty"`
+// Testers Who is let through
+type Testers struct {
+	// Addresses Addresses and CIDR prefixes
+	//
+	// Example: ["10.0.0.7","fd00::/8"]
+	Addresses *[]string `json:"addresses,omitempty"`
+
+	// Users User ids; at the login, usernames
+	Users *[]PolicyUser `json:"users,omitempty"`
 }
 
 // NewNode defines model for NewNode.

@@ -57,6 +57,7 @@ func Commands(getenv func(string) string) []*cobra.Command {
 	commands := []*cobra.Command{
 		c.statusCommand(), c.servicesCommand(), c.nodesCommand(), c.reloadCommand(),
 		c.routesCommand(), c.bindCommand(), c.unbindCommand(), c.importCommand(),
+		c.policiesCommand(), c.guardsCommand(), c.maintenanceCommand(), c.appsCommand(), c.rolesCommand(), c.kickOutCommand(),
 		c.explainCommand(), c.auditCommand(),
 	}
 	for _, command := range commands {

@@ -68,6 +68,43 @@ func (c *console) complete(cmd *cobra.Command, offer func(context.Context, *api.
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeKinds offers the kinds of policy for the first argument.
+func (c *console) completeKinds(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return first(cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoFileComp))(cmd, args, begun)
+}
+
+// completePolicies offers the kinds, then the policies of the kind.
+func (c *console) completePolicies(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	switch {
+	case len(args) == 0:
+		return c.completeKinds(cmd, args, begun)
+	case len(args) == 1 && args[0] == string(api.KindGuards):
+		return guardNames, cobra.ShellCompDirectiveNoFileComp
+	case len(args) == 1 && verifyKind(args[0]) == nil:
+		return c.completePoliciesOf(cmd, api.PolicyKind(args[0]))
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeApps offers the apps.
+func (c *console) completeApps(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return c.completePoliciesOf(cmd, api.KindApps)
+}
+
+func (c *console) completePoliciesOf(cmd *cobra.Command, kind api.PolicyKind) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return c.complete(cmd, func(ctx context.Context, gateway *api.ClientWithResponses) (found []cobra.Completion, err error) {
+		size := largestPage
+		policies, err := answered(gateway.ListPoliciesWithResponse(ctx, kind, &api.ListPoliciesParams{Size: &size}))
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range policies.Data.Records {
+			found = append(found, p.ID)
+		}
+		return found, nil
+	})
+}
+
 // completeImports offers the newest imports.
 func (c *console) completeImports(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return c.complete(cmd, func(ctx context.Context, gateway *api.ClientWithResponses) (found []cobra.Completion, err error) {

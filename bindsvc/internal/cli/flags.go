@@ -129,6 +129,38 @@ func (c *console) serviceFlag(cmd *cobra.Command, to *string, usage string) {
 	must(cmd.RegisterFlagCompletionFunc("service", c.completeServices))
 }
 
+// servicesFlag is the flag that names services, each time one.
+func (c *console) servicesFlag(cmd *cobra.Command, to *[]string, usage string) {
+	value(cmd.Flags(), "service", "service", usage, func(id string) error {
+		if !idPattern.MatchString(id) {
+			return errNoID
+		}
+		*to = append(*to, id)
+		return nil
+	})
+	must(cmd.RegisterFlagCompletionFunc("service", c.completeServices))
+}
+
+// texts is a flag that may be given several times.
+func texts(flags *pflag.FlagSet, to *[]string, name, kind, usage string) {
+	value(flags, name, kind, usage, func(text string) error {
+		*to = append(*to, text)
+		return nil
+	})
+}
+
+// parseUntil reads an RFC 3339 time, or a duration from now on: 90m, 24h.
+func parseUntil(text string, now time.Time) (time.Time, error) {
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	ahead, err := time.ParseDuration(text)
+	if err != nil || ahead <= 0 {
+		return time.Time{}, fmt.Errorf("want a time like 2026-01-31T10:00:00+08:00, or in how long, like 30m or 2h")
+	}
+	return now.Add(ahead).UTC().Truncate(time.Second), nil
+}
+
 // userFlags are the flags that name a user by id or name.
 type userFlags struct{ id, name *string }
 

@@ -28,7 +28,7 @@ func (c *console) statusCommand() *cobra.Command {
 				return answer{}, err
 			}
 			d := status.Data
-			return answer{data: d, tables: []grid{statusTable(d.Services)}, note: "version " + d.Version}, nil
+			return answer{data: d, tables: []grid{statusTable(d.Services)}, lines: guardRemarks(d.Guards), note: "version " + d.Version}, nil
 		}),
 	}
 }
@@ -48,6 +48,22 @@ func statusTable(services []api.Service) grid {
 		}
 	}
 	return g
+}
+
+// guardRemarks names the guards that do not refuse as their policies say.
+func guardRemarks(guards []api.GuardState) (remarks []string) {
+	for _, g := range guards {
+		switch {
+		case !g.Enabled:
+			remarks = append(remarks, "guard "+g.Name+" is switched off")
+		case g.Shadow:
+			remarks = append(remarks, "guard "+g.Name+" is in shadow mode: it refuses nothing")
+		}
+		if g.Broken {
+			remarks = append(remarks, "guard "+g.Name+" has a policy that cannot be used: homenode policies")
+		}
+	}
+	return remarks
 }
 
 func serviceRemarks(s api.Service) []string {
@@ -78,7 +94,7 @@ func orZero[T any](p *T) (value T) {
 }
 
 func (c *console) explainCommand() *cobra.Command {
-	var service, tokenFile, method string
+	var service, tokenFile, method, address, source string
 	var user userFlags
 	cmd := &cobra.Command{
 		Use:   "explain [PATH]",
@@ -92,7 +108,7 @@ func (c *console) explainCommand() *cobra.Command {
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.RunE = c.ask(func(ctx context.Context, gateway *api.ClientWithResponses, args []string) (answer, error) {
-		query := api.ExplainParams{ServiceID: optional(service), UserID: user.id, Username: user.name, Method: optional(method)}
+		query := api.ExplainParams{ServiceID: optional(service), UserID: user.id, Username: user.name, Method: optional(method), Address: optional(address), Source: optional(source)}
 		switch {
 		case len(args) == 1:
 			query.Path = &args[0]
@@ -115,6 +131,8 @@ func (c *console) explainCommand() *cobra.Command {
 	c.serviceFlag(cmd, &service, "the service; found by PATH if it is not given")
 	textFlag(cmd.Flags(), &tokenFile, "token-file", "file", "file with the token of the request, - for standard input")
 	textFlag(cmd.Flags(), &method, "method", "method", "method of the request (default GET)")
+	textFlag(cmd.Flags(), &address, "address", "address", "address of the client, for policies that look at it")
+	textFlag(cmd.Flags(), &source, "source", "value", "value of the source header, where the service's answers policy names one")
 	user.register(cmd)
 	cmd.MarkFlagsMutuallyExclusive("token-file", "user", "username")
 	return cmd

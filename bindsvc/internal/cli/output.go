@@ -181,10 +181,13 @@ func clockOrNone(t *time.Time) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
-// plural is "1 node", "2 nodes".
+// plural is "1 node", "2 nodes", "2 policies".
 func plural(n int64, one string) string {
 	if n == 1 {
 		return "1 " + one
+	}
+	if stem, ok := strings.CutSuffix(one, "y"); ok {
+		return number(n) + " " + stem + "ies"
 	}
 	return number(n) + " " + one + "s"
 }

@@ -100,7 +100,8 @@ func (c *Chain) missing(q *Question) (needs []string) {
 	}
 	told := map[string]bool{policy.NeedAddress: q.AddressTold, policy.NeedQuery: q.QueryTold}
 	for _, need := range q.Policies.Needs(q.Service.ID) {
-		if !told[need] && !(strings.HasPrefix(need, policy.NeedSource) && q.SourceTold) {
+		isTold := told[need] || strings.HasPrefix(need, policy.NeedSource) && q.SourceTold
+		if !isTold {
 			needs = append(needs, need)
 		}
 	}

@@ -29,6 +29,7 @@ const (
 	rollbackTries = 5
 	maxRolledBack = 20_000
 	maxAtOnce     = 10_000
+	lookedBack    = 1000 // changes of switches since one of them went through the cache
 )
 
 // Keeper keeps the snapshot of the policies, and changes them. It is safe for
@@ -134,6 +135,9 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	k.refreshing.Lock()
 	defer k.refreshing.Unlock()
 	pending, pendingErr := k.pending(ctx)
+	if pendingErr != nil { // what was in force through the cache is not dropped with it
+		pending = k.Snapshot().pending
+	}
 	revision, err := k.revision(ctx)
 	if err == nil && len(pending) > 0 {
 		pending = k.settle(ctx, pending)
@@ -143,18 +147,23 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, pendingErr)
 	}
-	k.asked.Store(k.now().UnixNano())
 	now := k.Snapshot()
 	if policies == nil { // as it is
+		k.asked.Store(k.now().UnixNano())
+		k.publish(ctx, now.policies, revision)
 		return nil
 	}
 	next := compile(overlay(policies, pending), revision, k.sealer, now)
-	next.Origin, next.Pending = origin, len(pending)
+	next.Origin, next.Pending, next.pending = origin, len(pending), pending
 	for _, p := range next.Problems {
 		k.log.ErrorContext(ctx, "policy that cannot be used", "kind", p.Kind, "id", p.ID, "last_good_version_holds", p.Kept, "error", p.Err)
 	}
 	k.snapshot.Store(next)
 	k.changed(next)
+	k.asked.Store(k.now().UnixNano()) // not before: the first time makes the service ready, and nothing may pass unguarded
+	if origin == originDurable {
+		k.publish(ctx, policies, revision)
+	}
 	if now.Revision != revision || now.Origin != origin || now.Pending != len(pending) {
 		k.log.InfoContext(ctx, "policies", "revision", revision, "from", origin, "pending", len(pending), "policies", len(next.policies))
 	}
@@ -173,7 +182,6 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 	now := k.Snapshot()
 	var policies []gateway.Policy
 	if err == nil && now.Origin == originDurable && now.Revision == revision && now.Pending == 0 && pending == 0 {
-		k.publish(ctx, now.policies, revision)
 		return nil, revision, originDurable, nil
 	}
 	if err == nil {
@@ -182,7 +190,6 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 		policies, revision, err = k.store.LoadPolicies(limited)
 	}
 	if err == nil {
-		k.publish(ctx, policies, revision)
 		return notNil(policies), revision, originDurable, nil
 	}
 	if k.cache == nil || ctx.Err() != nil {
@@ -194,12 +201,16 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 	switch {
 	case cacheErr != nil:
 		return nil, 0, "", errors.Join(err, cacheErr)
-	case revision < now.Revision: // a cache that was emptied knows less than this instance
+	case revision == 0 && !k.IsReady(): // nothing was published, or the cache was emptied: nobody knows
+		return nil, 0, "", errors.Join(err, errNothingServed)
+	case revision == 0, revision < now.Revision: // an emptied cache knows less than this instance
 		k.published = 0
 		return notNil(withoutPending(now)), now.Revision, originMemory, nil
 	}
 	return notNil(served), revision, originCache, nil
 }
+
+var errNothingServed = errors.New("no policies were ever served")
 
 // Where a snapshot is from.
 const (
@@ -281,18 +292,27 @@ func (k *Keeper) settle(ctx context.Context, pending []gateway.PendingPolicy) []
 func (k *Keeper) handOn(ctx context.Context, p gateway.PendingPolicy) error {
 	ctx, cancel := context.WithTimeout(ctx, switchLimit)
 	defer cancel()
-	_, err := k.store.ChangePolicies(ctx, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
-		if slices.ContainsFunc(now, func(there gateway.Policy) bool {
-			return there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At)
-		}) {
-			return nil, nil
-		}
-		return []gateway.PolicyChange{p.PolicyChange}, nil
-	})
+	since, err := k.store.PolicyHistory(ctx, p.Kind, 0, lookedBack)
 	if err != nil {
 		return err
 	}
-	return k.cache.RemovePending(ctx, p)
+	isSuperseded := slices.ContainsFunc(since, func(entry gateway.AuditEntry) bool {
+		change, _, _, err := gateway.AuditedPolicy(entry)
+		return err == nil && change.ID == p.ID && entry.At.After(p.At)
+	})
+	if !isSuperseded {
+		_, err = k.store.ChangePolicies(ctx, func([]gateway.Policy, int64) ([]gateway.PolicyChange, error) {
+			return []gateway.PolicyChange{p.PolicyChange}, nil
+		})
+	}
+	if err != nil {
+		return err
+	}
+	// One that stays in the cache is older than what is stored now, and dropped then.
+	if err := k.cache.RemovePending(ctx, p); err != nil {
+		k.log.WarnContext(ctx, "switch handed on, but not removed from the cache", "kind", p.Kind, "id", p.ID, "error", err)
+	}
+	return nil
 }
 
 // Changed is what a change did.

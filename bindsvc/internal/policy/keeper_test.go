@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -117,6 +118,41 @@ func TestASwitchWorksWhileTheDurableStoreIsDown(t *testing.T) {
 	require.False(t, isInMaintenance(one))
 }
 
+// The durable store comes back, and the cache with the switch goes away.
+func TestAPendingSwitchIsNotLostWithTheCache(t *testing.T) {
+	store, shared := &policytest.Memory{}, &cache{}
+	k := policytest.NewKeeper(t, store, shared, time.Now)
+	store.SetDown(true)
+	_, err := k.Change(t.Context(), []policy.Wish{{Kind: gateway.PolicyMaintenance, ID: "main", Body: json.RawMessage(everything)}})
+	require.NoError(t, err)
+	require.True(t, isInMaintenance(k), "on an installation without any policy too")
+	shared.down = true
+	store.SetDown(false)
+	require.NoError(t, k.Refresh(t.Context()))
+	require.True(t, isInMaintenance(k))
+	history, err := store.PolicyHistory(t.Context(), gateway.PolicyMaintenance, 0, 10)
+	require.NoError(t, err)
+	require.Len(t, history, 1, "handed on from memory")
+
+	shared.down = false
+	require.Len(t, shared.pending, 1)
+	policytest.Set(t, k, gateway.PolicyMaintenance, "main", `{"enabled":false}`)
+	require.NoError(t, k.Refresh(t.Context()))
+	require.Empty(t, shared.pending)
+	require.False(t, isInMaintenance(k))
+}
+
+// An instance that has never read the policies does not take an empty cache for none.
+func TestNothingIsReadyWithoutPolicies(t *testing.T) {
+	store, shared := &policytest.Memory{}, &cache{}
+	store.SetDown(true)
+	sealer, err := policy.NewSealer("a key of the tests' policies")
+	require.NoError(t, err)
+	k := policy.NewKeeper(policy.Parts{Store: store, Cache: shared, Sealer: sealer, Log: discard, Now: time.Now})
+	require.Error(t, k.Refresh(t.Context()))
+	require.False(t, k.IsReady())
+}
+
 func TestWhatHoldsWhileNoStoreCanBeAsked(t *testing.T) {
 	store, shared := &policytest.Memory{}, &cache{}
 	k := policytest.NewKeeper(t, store, shared, time.Now)
@@ -132,6 +168,25 @@ func TestWhatHoldsWhileNoStoreCanBeAsked(t *testing.T) {
 	store.SetDown(false)
 	require.NoError(t, k.Refresh(t.Context()))
 	require.NotEmpty(t, shared.served)
+}
+
+// Nothing may pass between "ready" and the policies.
+func TestItIsReadyOnceThePoliciesAreInForce(t *testing.T) {
+	store := &policytest.Memory{}
+	store.Put(gateway.PolicyMaintenance, "all", everything)
+	var k *policy.Keeper
+	readyBefore := true
+	sealer, err := policy.NewSealer("a key of the tests' policies")
+	require.NoError(t, err)
+	k = policy.NewKeeper(policy.Parts{
+		Store: store, Sealer: sealer, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Changed: func(*policy.Snapshot) { readyBefore = k.IsReady() },
+	})
+	require.False(t, k.IsReady())
+	require.NoError(t, k.Refresh(t.Context()))
+	require.False(t, readyBefore, "before those who follow the policies have them")
+	require.True(t, k.IsReady())
+	require.True(t, isInMaintenance(k))
 }
 
 func TestALaterChangeOutranksAPendingOne(t *testing.T) {

@@ -100,11 +100,11 @@ type Identity struct {
 }
 
 // UsesBlacklist reports whether tokens are looked up among the revoked ones.
-func (p *Identity) UsesBlacklist() bool {
-	if p.Blacklist != nil {
-		return *p.Blacklist
+func (i *Identity) UsesBlacklist() bool {
+	if i.Blacklist != nil {
+		return *i.Blacklist
 	}
-	return p.Mode != ModePassthrough
+	return i.Mode != ModePassthrough
 }
 
 // JWT says which JWTs are good (see session.JWTConfig).

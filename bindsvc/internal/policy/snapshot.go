@@ -23,6 +23,7 @@ type Snapshot struct {
 	Problems []Problem
 
 	policies []gateway.Policy             // as stored
+	pending  []gateway.PendingPolicy      // those of Pending
 	valid    map[policyKey]record         // the last good version of each
 	invalid  map[string][]Common          // by guard: scopes of policies that have no good version
 	jwts     map[string]session.JWTConfig // by the id of the identity policy
