@@ -20,9 +20,9 @@ import (
 	"github.com/homenode/homenode/internal/traefikproc"
 )
 
-// slowest is what a request may take while a store hangs on a loaded machine: the plugin
+// patience is what a request may take while a store hangs on a loaded machine: the plugin
 // waits 2 s for each of at most two answers.
-const slowest = 6 * time.Second
+const patience = 6 * time.Second
 
 // desk is a node that keeps what reaches it, so that a scenario can say what did not.
 // Each login that it answers gives another token.
@@ -211,7 +211,7 @@ func (g *guarded) send(t *testing.T, via int, c call) (answer, *received) {
 			c.change(r)
 		}
 	})
-	require.Less(t, time.Since(start), slowest, "%s %s: %s", c.method, c.path, a)
+	require.Less(t, time.Since(start), patience, "%s %s: %s", c.method, c.path, a)
 	require.NoError(t, a.err)
 	return a, g.reached(id)
 }

@@ -163,7 +163,7 @@ func TestTheBindingServiceIsToldWhatAPolicyNeeds(t *testing.T) {
 				require.Equal(t, "early-"+strings.Fields(name)[0], id)
 			case a := <-answered:
 				require.Fail(t, "answered before its body was sent", "%s: %s", name, a)
-			case <-time.After(slowest):
+			case <-time.After(patience):
 				require.Fail(t, "somebody before the node waits for the body", name)
 			}
 			_, err := writer.Write([]byte("late"))
@@ -196,7 +196,7 @@ func arrivals(g *guarded) <-chan string {
 			select {
 			case id := <-d.arrivals:
 				merged <- id
-			case <-time.After(slowest):
+			case <-time.After(patience):
 			}
 		}()
 	}
