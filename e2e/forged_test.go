@@ -85,7 +85,9 @@ func allPolicies(t *testing.T, g *guarded) (token string) {
 	ai := []string{"ai"}
 	identity := jwtPolicy(map[string]any{"algorithms": []string{"HS256"}, "keys": []map[string]any{{"value": string(hmac)}}})
 	identity["public"] = []string{"/js/a/public/**", "/js/a/shop/**", "/js/a/limited", "/js/a/new", "/js/a/list", "/js/a/admin"}
-	g.set(t, 0, "answers", "ai", answersPolicy)
+	answers := maps.Clone(answersPolicy)
+	answers["messages"] = map[string]any{"FORBIDDEN": map[string]string{"zh": "请联系管理员", "en": "Ask the administrator."}}
+	g.set(t, 0, "answers", "ai", answers)
 	g.set(t, 0, "degradation", "ai", map[string]any{"services": ai, "core": []string{"^/js/a/pay/"}, "coreCode": 60001, "code": 60000})
 	g.set(t, 0, "identity", "ai", identity)
 	g.set(t, 0, "apps", "partner", map[string]any{"services": ai, "secrets": []map[string]any{{"value": partnerSecret}}})

@@ -193,7 +193,7 @@ func jsonWebTokens(t *testing.T, g *guarded) {
 		bad(t, "no signature", unsigned[:strings.LastIndexByte(unsigned, '.')+1])
 		bad(t, "an opaque token", g.signIn(t, 0, "/js/a", "ann"))
 	})
-	t.Run("the published key is rotated, and its server stops", func(t *testing.T) {
+	rotated := func(t *testing.T) {
 		ring.publish(map[string]*rsa.PrivateKey{"2025": first, "2026": second})
 		fresh := issue(t, jwt.SigningMethodRS256, "2026", second, claims("7", nil))
 		for via := range g.clients { // an unknown kid may ask once in 10 s
@@ -218,7 +218,10 @@ func jsonWebTokens(t *testing.T, g *guarded) {
 			g.refusedWith(t, via, "UNAUTHENTICATED", call{path: path})
 			g.pass(t, via, call{path: "/js/a/public/x"})
 		}
-	})
+	}
+	if g.last() > 0 { // it takes as long as an unknown key is not asked for again: once is enough
+		t.Run("the published key is rotated, and its server stops", rotated)
+	}
 	t.Run("ES256 and EdDSA", func(t *testing.T) {
 		g.set(t, 0, "identity", "ai", jwtPolicy(map[string]any{"algorithms": []string{"ES256", "EdDSA"}, "keys": []map[string]any{
 			{"id": "ec", "publicKey": publicPEM(t, &ec.PublicKey)}, {"id": "ed", "publicKey": publicPEM(t, edPublic)},

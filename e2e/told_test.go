@@ -213,6 +213,7 @@ func explanationsOfGuards(t *testing.T, g *guarded) {
 	failures := [][2]string{{"maintenance", "open"}, {"signature", "closed"}, {"identity", "open"}, {"rate-limit", "open"}, {"access", "closed"}}
 	bad := partnerCall(t, "/js/a/open/x").path + "&a=1"
 	limited := call{path: "/js/a/limited"}
+	app := func(c call) call { return c.with("X-Client-Source", "app") }
 	verdicts := map[string]int{}
 	for i, c := range []call{
 		{path: "/js/a/whoami"}, {path: "/js/a/whoami", token: ann}, {path: "/js/a/whoami", token: gone}, {path: "/js/a/whoami", token: "nobody's"},
@@ -222,11 +223,14 @@ func explanationsOfGuards(t *testing.T, g *guarded) {
 		{path: "/js/a/admin"}, {path: "/js/a/admin", token: ann}, {path: "/js/a/admin", token: bob}, {path: "/js/a//admin/", token: bob}, {method: http.MethodOptions, path: "/js/a/admin"},
 		{path: "/js/a/new"}, {path: "/js/a/new", token: ann}, {path: "/js/a/new", token: bob},
 		{path: "/js/a/list"}, {method: http.MethodPost, path: "/js/a/list"}, {method: http.MethodOptions, path: "/js/a/list"},
-		limited, limited, limited, {path: "/other/limited"}, {path: "/other/open/x"}, {path: "/js/apple"},
+		app(call{path: "/js/a/whoami"}), app(call{path: "/js/a/admin", token: bob}), app(call{path: "/js/a/shop/x"}), app(call{path: "/js/a/whoami", token: ann}), app(call{path: "/js/apple"}),
+		limited, limited, limited, app(limited), {path: "/other/limited"}, {path: "/other/open/x"}, {path: "/js/apple"},
 	} {
-		request, err := http.NewRequest(http.MethodGet, g.services[0].admin+"/gateway/admin/explain?"+url.Values{
-			"method": {orGet(c.method)}, "path": {c.path}, "address": {"127.0.0.1"},
-		}.Encode(), nil)
+		query := url.Values{"method": {orGet(c.method)}, "path": {c.path}, "address": {"127.0.0.1"}}
+		if source := c.header["X-Client-Source"]; source != "" {
+			query.Set("source", source)
+		}
+		request, err := http.NewRequest(http.MethodGet, g.services[0].admin+"/gateway/admin/explain?"+query.Encode(), nil)
 		require.NoError(t, err)
 		request.Header.Set("x-token", adminToken)
 		request.Header.Set("X-Explain-Token", c.token)
