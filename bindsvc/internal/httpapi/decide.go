@@ -86,8 +86,19 @@ func (s *Server) refuseDecision(c echo.Context, req gateway.Request, serviceID s
 	if len(refusal.Need) > 0 {
 		c.Response().Header().Set(headerNeed, strings.Join(refusal.Need, ", "))
 	}
+	code, text, isForApp := s.asClientsRead(refusal, req, serviceID)
+	if isForApp {
+		c.Response().Header().Set(headerClientStatus, strconv.Itoa(http.StatusOK))
+	}
+	s.write(c, refusal, refusal.Reason.Status(), code, text)
+	return nil
+}
+
+// asClientsRead returns the business code (0: the HTTP status) and the text that are agreed
+// for a refusal, and whether this client reads them with HTTP 200.
+func (s *Server) asClientsRead(refusal *gateway.Error, req gateway.Request, serviceID string) (code int, text gateway.Text, isForApp bool) {
 	answers := s.policies.Snapshot().Answers(serviceID)
-	code, text := s.degraded(refusal, serviceID, req.Path)
+	code, text = s.degraded(refusal, serviceID, req.Path)
 	isAgreed := code != 0
 	if refusal.Guard != "" {
 		isAgreed = true
@@ -95,11 +106,7 @@ func (s *Server) refuseDecision(c echo.Context, req gateway.Request, serviceID s
 			code, text = answers.Codes[refusal.Reason], refusal.Text.Or(answers.Messages[refusal.Reason])
 		}
 	}
-	if isAgreed && answers.IsClient(req.Source) {
-		c.Response().Header().Set(headerClientStatus, strconv.Itoa(http.StatusOK))
-	}
-	s.write(c, refusal, refusal.Reason.Status(), code, text)
-	return nil
+	return code, text, isAgreed && answers.IsClient(req.Source)
 }
 
 func (s *Server) cacheControl(decision gateway.Decision) string {

@@ -39,7 +39,7 @@ func (a admin) Explain(c echo.Context, params api.ExplainParams) error {
 	}
 	return a.succeed(c, api.Explanation{
 		ServiceID: orNull(decision.ServiceID), Request: described, Steps: steps,
-		Verdict: a.verdict(c, decision, refusal), WhatWouldChangeIt: whatWouldChange(decision, refusal, req),
+		Verdict: a.verdict(c, req, decision, refusal), WhatWouldChangeIt: whatWouldChange(decision, refusal, req),
 	})
 }
 
@@ -144,10 +144,17 @@ func asRouted(raw string) string {
 	return clean
 }
 
-func (a admin) verdict(c echo.Context, decision gateway.Decision, refusal *gateway.Error) api.Verdict {
+// verdict is the decision as the client of the request would meet it.
+func (a admin) verdict(c echo.Context, req gateway.Request, decision gateway.Decision, refusal *gateway.Error) api.Verdict {
 	if refusal != nil {
-		reason := string(refusal.Reason)
-		return api.Verdict{Reason: &reason, Status: refusal.Reason.Status(), Message: a.messageOf(c, refusal)}
+		reason, status := string(refusal.Reason), refusal.Reason.Status()
+		_, text, isForApp := a.asClientsRead(refusal, req, decision.ServiceID)
+		if isForApp {
+			status = http.StatusOK
+		}
+		told := *refusal
+		told.Text = text.Or(refusal.Text)
+		return api.Verdict{Reason: &reason, Status: status, Message: a.messageOf(c, &told)}
 	}
 	verdict := api.Verdict{Forward: true, NodeID: &decision.NodeID, UserID: orNull(decision.UserID), Status: http.StatusOK, Message: "→ " + decision.NodeID}
 	if decision.Epoch > 0 {

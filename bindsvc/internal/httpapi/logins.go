@@ -56,7 +56,8 @@ func (s *Server) login(c echo.Context) error {
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
 	result, err := s.bindings.BindIfAbsent(ctx, login)
 	s.metrics.loggedIn(service.ID, result, err)
-	// Neither waits for the other's store: while the one is down, the other still counts.
+	// Neither waits for the other's store: a user whose token cannot be admitted yet must
+	// not be bound elsewhere meanwhile, nor be refused as kicked out for want of a binding.
 	admitErr := s.admit(ctx, service.ID, report.Token, report.UserID)
 	var conflict *gateway.ConflictError
 	switch {
