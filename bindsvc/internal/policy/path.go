@@ -62,6 +62,12 @@ type pathNode[T any] struct {
 }
 
 func (p *paths[T]) add(pattern string, value T) {
+	values := p.at(pattern)
+	*values = append(*values, value)
+}
+
+// at is the place of the pattern's values.
+func (p *paths[T]) at(pattern string) *[]T {
 	rest, isBelow := strings.CutSuffix(pattern, "/**")
 	node := &p.root
 	for rest = strings.TrimPrefix(rest, "/"); rest != ""; {
@@ -83,10 +89,9 @@ func (p *paths[T]) add(pattern string, value T) {
 		node = next
 	}
 	if isBelow {
-		node.below = append(node.below, value)
-	} else {
-		node.here = append(node.here, value)
+		return &node.below
 	}
+	return &node.here
 }
 
 func (n *pathNode[T]) child(segment string) *pathNode[T] {

@@ -29,16 +29,32 @@ type Snapshot struct {
 	jwts     map[string]session.JWTConfig // by the id of the identity policy
 
 	switches     map[string]*Switch
-	maintenance  paths[*MaintenanceRule]
+	interfaces   paths[interfaceRules]
 	identities   byService[*IdentityRule]
 	apps         map[string]*AppRule
-	signatures   paths[*SignatureRule]
-	limits       paths[*LimitRule]
-	access       map[string]*paths[*AccessRule] // by type
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
 	wantsAddress, wantsQuery, perRequest, closed services
+}
+
+// interfaceRules are all rules with one path pattern. They are found together: of many
+// rules most are in no cache of the processor when a request comes, so that the way to
+// them is what a look-up costs, and the way of the first guard serves the others.
+type interfaceRules struct {
+	maintenance []*MaintenanceRule
+	signatures  []*SignatureRule
+	limits      []*LimitRule
+	access      [accessTypes][]*AccessRule
+}
+
+// rulesAt is the place of the rules with that pattern.
+func (s *Snapshot) rulesAt(pattern string) *interfaceRules {
+	at := s.interfaces.at(pattern)
+	if len(*at) == 0 {
+		*at = []interfaceRules{{}}
+	}
+	return &(*at)[0]
 }
 
 type policyKey struct {
@@ -125,7 +141,7 @@ func Empty() *Snapshot { return compile(nil, 0, nil, nil) }
 func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *Snapshot) *Snapshot {
 	s := &Snapshot{
 		Revision: revision, policies: policies, valid: map[policyKey]record{}, invalid: map[string][]Common{}, jwts: map[string]session.JWTConfig{},
-		switches: map[string]*Switch{}, apps: map[string]*AppRule{}, access: map[string]*paths[*AccessRule]{},
+		switches: map[string]*Switch{}, apps: map[string]*AppRule{},
 	}
 	for _, p := range policies {
 		key := policyKey{p.Kind, p.ID}
@@ -227,7 +243,8 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 		patterns = []string{"/**"}
 	}
 	for _, pattern := range patterns {
-		s.maintenance.add(pattern, rule)
+		at := s.rulesAt(pattern)
+		at.maintenance = append(at.maintenance, rule)
 	}
 	if len(rule.addresses) > 0 {
 		s.wantsAddress.add(&m.Common)
@@ -237,8 +254,8 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 
 // Maintenance calls found with every rule that is about the path at that time, until it returns true.
 func (s *Snapshot) Maintenance(serviceID, path string, now time.Time, found func(*MaintenanceRule) bool) {
-	s.maintenance.visit(path, func(rules []*MaintenanceRule) bool {
-		return slices.ContainsFunc(rules, func(m *MaintenanceRule) bool {
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		return slices.ContainsFunc(at[0].maintenance, func(m *MaintenanceRule) bool {
 			return m.Covers(serviceID) && (m.Start == nil || !now.Before(*m.Start)) && found(m)
 		})
 	})
@@ -398,7 +415,8 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 		ClientID: g.clientIDParam(), Timestamp: g.timestampParam(), Sign: g.signParam(), NonceKey: g.nonceParam(),
 	}
 	for _, pattern := range g.Paths {
-		s.signatures.add(pattern, rule)
+		at := s.rulesAt(pattern)
+		at.signatures = append(at.signatures, rule)
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
@@ -409,14 +427,22 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 
 // Signature returns the most specific rule for the interface, nil if there is none.
 // A preflight carries no signature: OPTIONS is only signed where a rule names it.
-func (s *Snapshot) Signature(serviceID, method, path string) *SignatureRule {
-	rule, _ := s.signatures.matches(path, func(g *SignatureRule) bool {
-		if len(g.Methods) == 0 {
-			return g.Covers(serviceID) && method != "OPTIONS"
+func (s *Snapshot) Signature(serviceID, method, path string) (rule *SignatureRule) {
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		i := slices.IndexFunc(at[0].signatures, func(g *SignatureRule) bool { return g.isAbout(serviceID, method) })
+		if i >= 0 {
+			rule = at[0].signatures[i]
 		}
-		return g.Covers(serviceID) && slices.Contains(g.Methods, method)
+		return i >= 0
 	})
 	return rule
+}
+
+func (g *SignatureRule) isAbout(serviceID, method string) bool {
+	if len(g.Methods) == 0 {
+		return g.Covers(serviceID) && method != "OPTIONS"
+	}
+	return g.Covers(serviceID) && slices.Contains(g.Methods, method)
 }
 
 // LimitRule is a RateLimit in force.
@@ -436,7 +462,8 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 	if r.Burst == 0 {
 		rule.Capacity = max(1, r.Rate)
 	}
-	s.limits.add(r.Path, rule)
+	at := s.rulesAt(r.Path)
+	at.limits = append(at.limits, rule)
 	if r.By == ByAddress {
 		s.wantsAddress.add(&r.Common)
 	}
@@ -446,8 +473,8 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 // Limits returns the rules for the interface: those of the most specific path pattern
 // that has any, of these those for exactly this method, else those for any (seed 004).
 func (s *Snapshot) Limits(serviceID, method, path string) (rules []*LimitRule) {
-	s.limits.visit(path, func(values []*LimitRule) bool {
-		rules = forMethod(values, method, func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) })
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		rules = forMethod(at[0].limits, method, func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) })
 		return len(rules) > 0
 	})
 	return rules
@@ -477,16 +504,19 @@ type AccessRule struct {
 	*Access
 }
 
+const accessTypes = 3
+
+// accessType numbers the types of Access.
+func accessType(name string) int {
+	return slices.Index([]string{AccessRBAC, AccessGrey, AccessMethod}, name)
+}
+
 func (s *Snapshot) putAccess(id string, a *Access) {
 	if !a.IsEnabled() {
 		return
 	}
-	of := s.access[a.Type]
-	if of == nil {
-		of = &paths[*AccessRule]{}
-		s.access[a.Type] = of
-	}
-	of.add(a.Path, &AccessRule{ID: id, Access: a})
+	of := &s.rulesAt(a.Path).access[accessType(a.Type)]
+	*of = append(*of, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
 	if !a.Shadow {
 		s.closed.add(&a.Common)
@@ -495,12 +525,9 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 
 // Access returns the rules of one type for the interface, those of the most specific path.
 func (s *Snapshot) Access(kind, serviceID, method, path string) (rules []*AccessRule) {
-	of := s.access[kind]
-	if of == nil {
-		return nil
-	}
-	of.visit(path, func(values []*AccessRule) bool {
-		rules = forMethod(values, method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) })
+	of := accessType(kind)
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		rules = forMethod(at[0].access[of], method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) })
 		return len(rules) > 0
 	})
 	return rules
