@@ -25,8 +25,8 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
-	"github.com/homenode/homenode/bindsvc/internal/httpapi"
 	"github.com/homenode/homenode/bindsvc/internal/guard"
+	"github.com/homenode/homenode/bindsvc/internal/httpapi"
 )
 
 // userTable is the nodes' own users and their sessions.

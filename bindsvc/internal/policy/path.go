@@ -90,14 +90,24 @@ func hidesDots(segment, decoded string) bool {
 // does not grow with the number of patterns.
 type paths[T any] struct{ root pathNode[T] }
 
+// pathNode has at most one literal child in most places, which needs no map: every map
+// on the way is memory that a processor with many rules has to fetch.
 type pathNode[T any] struct {
-	literal map[string]*pathNode[T]
-	any     *pathNode[T] // {name} and *
+	segment string // of only
+	only    *pathNode[T]
+	literal map[string]*pathNode[T] // all of them, once there are two
+	any     *pathNode[T]            // {name} and *
 	here    []T
 	below   []T // /**: here and below
 }
 
 func (p *paths[T]) add(pattern string, value T) {
+	values := p.at(pattern)
+	*values = append(*values, value)
+}
+
+// at is the place of the pattern's values.
+func (p *paths[T]) at(pattern string) *[]T {
 	rest, isBelow := strings.CutSuffix(pattern, "/**")
 	node := &p.root
 	for rest = strings.TrimPrefix(rest, "/"); rest != ""; {
@@ -106,25 +116,40 @@ func (p *paths[T]) add(pattern string, value T) {
 		next := node.any
 		isAny := segment == "*" || strings.HasPrefix(segment, "{")
 		if !isAny {
-			next = node.literal[segment]
+			next = node.child(segment)
 		}
 		if next == nil {
 			next = &pathNode[T]{}
-			switch {
-			case isAny:
+			if isAny {
 				node.any = next
-			case node.literal == nil:
-				node.literal = map[string]*pathNode[T]{segment: next}
-			default:
-				node.literal[segment] = next
+			} else {
+				node.addChild(segment, next)
 			}
 		}
 		node = next
 	}
 	if isBelow {
-		node.below = append(node.below, value)
-	} else {
-		node.here = append(node.here, value)
+		return &node.below
+	}
+	return &node.here
+}
+
+func (n *pathNode[T]) child(segment string) *pathNode[T] {
+	if n.only != nil && n.segment == segment {
+		return n.only
+	}
+	return n.literal[segment]
+}
+
+func (n *pathNode[T]) addChild(segment string, child *pathNode[T]) {
+	switch {
+	case n.literal != nil:
+		n.literal[segment] = child
+	case n.only != nil:
+		n.literal = map[string]*pathNode[T]{n.segment: n.only, segment: child}
+		n.segment, n.only = "", nil
+	default:
+		n.segment, n.only = segment, child
 	}
 }
 
@@ -143,7 +168,7 @@ func (n *pathNode[T]) visit(rest string, found func(values []T) (stop bool)) boo
 		return len(n.below) > 0 && found(n.below)
 	}
 	segment, after, _ := strings.Cut(rest, "/")
-	if next := n.literal[segment]; next != nil && next.visit(after, found) {
+	if next := n.child(segment); next != nil && next.visit(after, found) {
 		return true
 	}
 	if n.any != nil && n.any.visit(after, found) {

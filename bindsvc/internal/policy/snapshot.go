@@ -32,16 +32,32 @@ type Snapshot struct {
 	jwts     map[string]session.JWTConfig // by the id of the identity policy
 
 	switches     map[string]*Switch
-	maintenance  paths[*MaintenanceRule]
+	interfaces   paths[interfaceRules]
 	identities   byService[*IdentityRule]
 	apps         map[string]*AppRule
-	signatures   paths[*SignatureRule]
-	limits       paths[*LimitRule]
-	access       map[string]*paths[*AccessRule] // by type
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
 	wantsAddress, wantsQuery, perRequest, closed services
+}
+
+// interfaceRules are all rules with one path pattern. They are found together: of many
+// rules most are in no cache of the processor when a request comes, so that the way to
+// them is what a look-up costs, and the way of the first guard serves the others.
+type interfaceRules struct {
+	maintenance []*MaintenanceRule
+	signatures  []*SignatureRule
+	limits      []*LimitRule
+	access      [accessTypes][]*AccessRule
+}
+
+// rulesAt is the place of the rules with that pattern.
+func (s *Snapshot) rulesAt(pattern string) *interfaceRules {
+	at := s.interfaces.at(pattern)
+	if len(*at) == 0 {
+		*at = []interfaceRules{{}}
+	}
+	return &(*at)[0]
 }
 
 type policyKey struct {
@@ -129,7 +145,7 @@ func Empty() *Snapshot { return compile(nil, 0, nil, nil) }
 func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *Snapshot) *Snapshot {
 	s := &Snapshot{
 		Revision: revision, policies: policies, valid: map[policyKey]record{}, invalid: map[string][]Common{}, jwts: map[string]session.JWTConfig{},
-		switches: map[string]*Switch{}, apps: map[string]*AppRule{}, access: map[string]*paths[*AccessRule]{},
+		switches: map[string]*Switch{}, apps: map[string]*AppRule{},
 	}
 	for _, p := range policies {
 		key := policyKey{p.Kind, p.ID}
@@ -221,7 +237,8 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 		patterns = []string{"/**"}
 	}
 	for _, pattern := range patterns {
-		s.maintenance.add(pattern, rule)
+		at := s.rulesAt(pattern)
+		at.maintenance = append(at.maintenance, rule)
 	}
 	if len(rule.addresses) > 0 {
 		s.wantsAddress.add(&m.Common)
@@ -231,8 +248,8 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 
 // Maintenance calls found with every rule that is about the path at that time, until it returns true.
 func (s *Snapshot) Maintenance(serviceID, path string, now time.Time, found func(*MaintenanceRule) bool) {
-	s.maintenance.visit(path, func(rules []*MaintenanceRule) bool {
-		return slices.ContainsFunc(rules, func(m *MaintenanceRule) bool {
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		return slices.ContainsFunc(at[0].maintenance, func(m *MaintenanceRule) bool {
 			return m.Covers(serviceID) && (m.Start == nil || !now.Before(*m.Start)) && found(m)
 		})
 	})
@@ -392,7 +409,8 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 		ClientID: g.clientIDParam(), Timestamp: g.timestampParam(), Sign: g.signParam(), NonceKey: g.nonceParam(),
 	}
 	for _, pattern := range g.Paths {
-		s.signatures.add(pattern, rule)
+		at := s.rulesAt(pattern)
+		at.signatures = append(at.signatures, rule)
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
@@ -405,18 +423,33 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 // shadow mode that would take its place; nil if there is none.
 // A preflight carries no signature: OPTIONS is only signed where a rule names it.
 func (s *Snapshot) Signature(serviceID, method, path string) (inForce, onTrial *SignatureRule) {
-	covers := func(g *SignatureRule) bool {
-		if len(g.Methods) == 0 {
-			return g.Covers(serviceID) && method != http.MethodOptions
+	var first *SignatureRule
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		for _, g := range at[0].signatures {
+			if !g.isAbout(serviceID, method) {
+				continue
+			}
+			if first == nil {
+				first = g
+			}
+			if !g.Shadow {
+				inForce = g
+				return true
+			}
 		}
-		return g.Covers(serviceID) && slices.ContainsFunc(g.Methods, func(of string) bool { return isOrAnswers(of, method) })
-	}
-	inForce, _ = s.signatures.matches(path, func(g *SignatureRule) bool { return !g.Shadow && covers(g) })
-	first, _ := s.signatures.matches(path, covers)
+		return false
+	})
 	if first != nil && first.Shadow {
 		onTrial = first
 	}
 	return inForce, onTrial
+}
+
+func (g *SignatureRule) isAbout(serviceID, method string) bool {
+	if len(g.Methods) == 0 {
+		return g.Covers(serviceID) && method != http.MethodOptions
+	}
+	return g.Covers(serviceID) && slices.ContainsFunc(g.Methods, func(of string) bool { return isOrAnswers(of, method) })
 }
 
 // LimitRule is a RateLimit in force.
@@ -436,7 +469,8 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 	if r.Burst == 0 {
 		rule.Capacity = max(1, r.Rate)
 	}
-	s.limits.add(r.Path, rule)
+	at := s.rulesAt(r.Path)
+	at.limits = append(at.limits, rule)
 	if r.By == ByAddress {
 		s.wantsAddress.add(&r.Common)
 	}
@@ -448,22 +482,30 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 // 004). Those on trial are in shadow mode, and would be in force with or without others.
 func (s *Snapshot) Limits(serviceID, method, path string) (inForce, onTrial []*LimitRule) {
 	of := func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) }
-	inForce, would := rulesFor(&s.limits, method, path, of, func(r *LimitRule) bool { return r.Shadow })
+	at := func(rules *interfaceRules) []*LimitRule { return rules.limits }
+	inForce, would := rulesFor(s, at, method, path, of, func(r *LimitRule) bool { return r.Shadow })
 	return inForce, slices.DeleteFunc(would, func(r *LimitRule) bool { return !r.Shadow })
 }
 
 // rulesFor finds the rules in force, which no rule in shadow mode takes the place of, and
 // those that would be if there were no shadow mode; the latter only if they are others.
-func rulesFor[T any](rules *paths[T], method, path string, of func(T) (method string, suits bool), isShadow func(T) bool) (inForce, would []T) {
-	rules.visit(path, func(values []T) bool {
-		inForce = forMethod(values, method, func(r T) (string, bool) {
+func rulesFor[T any](
+	s *Snapshot, at func(*interfaceRules) []T, method, path string, of func(T) (method string, suits bool), isShadow func(T) bool,
+) (inForce, would []T) {
+	meetsShadow := false
+	s.interfaces.visit(path, func(rules []interfaceRules) bool {
+		inForce = forMethod(at(&rules[0]), method, func(r T) (string, bool) {
 			method, suits := of(r)
+			meetsShadow = meetsShadow || suits && isShadow(r)
 			return method, suits && !isShadow(r)
 		})
 		return len(inForce) > 0
 	})
-	rules.visit(path, func(values []T) bool {
-		would = forMethod(values, method, of)
+	if !meetsShadow {
+		return inForce, nil
+	}
+	s.interfaces.visit(path, func(rules []interfaceRules) bool {
+		would = forMethod(at(&rules[0]), method, of)
 		return len(would) > 0
 	})
 	if !slices.ContainsFunc(would, isShadow) {
@@ -507,16 +549,19 @@ type AccessRule struct {
 	*Access
 }
 
+const accessTypes = 3
+
+// accessType numbers the types of Access.
+func accessType(name string) int {
+	return slices.Index([]string{AccessRBAC, AccessGrey, AccessMethod}, name)
+}
+
 func (s *Snapshot) putAccess(id string, a *Access) {
 	if !a.IsEnabled() {
 		return
 	}
-	of := s.access[a.Type]
-	if of == nil {
-		of = &paths[*AccessRule]{}
-		s.access[a.Type] = of
-	}
-	of.add(a.Path, &AccessRule{ID: id, Access: a})
+	of := &s.rulesAt(a.Path).access[accessType(a.Type)]
+	*of = append(*of, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
 	if !a.Shadow {
 		s.closed.add(&a.Common)
@@ -526,11 +571,9 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 // Access returns the rules of one type in force for the interface, those of the most
 // specific path, and what they would be without shadow mode, if that is not the same.
 func (s *Snapshot) Access(kind, serviceID, method, path string) (inForce, would []*AccessRule) {
-	of := s.access[kind]
-	if of == nil {
-		return nil, nil
-	}
-	return rulesFor(of, method, path, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
+	of := accessType(kind)
+	return rulesFor(s, func(rules *interfaceRules) []*AccessRule { return rules.access[of] }, method, path,
+		func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
 }
 
 // DegradationRule is a Degradation in force.
