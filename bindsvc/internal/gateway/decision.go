@@ -6,6 +6,7 @@ import "net/netip"
 type Request struct {
 	ServiceID string // empty: found by Path
 	Path      string // decoded
+	Ambiguous bool   // one server takes Path for another path than the next (policy.PathOf)
 	Token     string // empty: none
 	Login     bool
 	Username  string // of a login; empty: could not be read

@@ -32,7 +32,7 @@ func (g access) Check(ctx context.Context, q *Question) error {
 		kind    string
 		refusal func(context.Context, *Question, []*policy.AccessRule) (*gateway.Error, error)
 	}{{policy.AccessMethod, g.method}, {policy.AccessGrey, g.grey}, {policy.AccessRBAC, g.rbac}} {
-		if q.Method == http.MethodOptions && of.kind != policy.AccessMethod { // a preflight is nobody's
+		if of.kind != policy.AccessMethod && (q.Login || q.Method == http.MethodOptions) { // nobody's, as a preflight is
 			return nil
 		}
 		inForce, would := q.Policies.Access(of.kind, q.Service.ID, q.Method, q.Resource)

@@ -70,6 +70,9 @@ func (c *Chain) Question(req gateway.Request, service gateway.Service) *Question
 // *gateway.Error. Before anything is checked, or counted, the caller is asked for what
 // is missing of the request (NEEDS_MORE).
 func (c *Chain) Check(ctx context.Context, q *Question) error {
+	if q.Ambiguous && q.Policies.HasPathRules(q.Service.ID) {
+		return &gateway.Error{Reason: gateway.Validation, Detail: "an encoded slash or dot segment in the path, which may be another path to the node than to the gateway's policies"}
+	}
 	if needs := c.missing(q); len(needs) > 0 {
 		return &gateway.Error{Reason: gateway.NeedsMore, Need: needs}
 	}
@@ -85,7 +88,9 @@ func (c *Chain) Check(ctx context.Context, q *Question) error {
 		if trace == nil {
 			l.counts[result].Add(1)
 		}
-		l.explain(step, q, result, err, q.shadowed[already:])
+		if trace != nil {
+			l.explain(step, q, result, err, q.shadowed[already:])
+		}
 		if err != nil {
 			return err
 		}

@@ -129,8 +129,8 @@ func (s *Server) readRequest(c echo.Context) (gateway.Request, error) {
 		if uri, err = url.ParseRequestURI(raw); err != nil {
 			return req, invalid("X-Forwarded-Uri is no path") // the error would quote a query with a token
 		}
-		if req.Path, err = policy.PathOf(uri.EscapedPath()); err != nil {
-			return req, invalid(err.Error())
+		if req.Path, req.Ambiguous, err = policy.PathOf(uri.EscapedPath()); err != nil {
+			return req, invalid("X-Forwarded-Uri is no path")
 		}
 	}
 	if req.ServiceID == "" && req.Path == "" {

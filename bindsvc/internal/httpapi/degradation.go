@@ -34,9 +34,8 @@ func parseFailed(text string) failed {
 	return failed{id, isCore}
 }
 
-// maxURL is longer than browsers and Traefik let an address be in practice; expressions
-// are not tried on more.
-const maxURL = 16 << 10
+// maxURL is longer than any sensible address; expressions are not tried on more.
+const maxURL = 2 << 10
 
 // failedAt describes a request by its path (decoded).
 func (s *Server) failedAt(serviceID, path string) failed {

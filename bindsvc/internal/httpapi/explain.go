@@ -74,8 +74,8 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		if err != nil || !strings.HasPrefix(uri.Path, "/") {
 			return req, "", invalid("path: want a path such as /js/a/cases")
 		}
-		if req.Path, err = policy.PathOf(asRouted(dots.Replace(uri.EscapedPath()))); err != nil {
-			return req, "", invalid(err.Error())
+		if req.Path, req.Ambiguous, err = policy.PathOf(asRouted(dots.Replace(uri.EscapedPath()))); err != nil {
+			return req, "", invalid("path: want a path such as /js/a/cases")
 		}
 		req.Query, req.QueryTold = uri.RawQuery, true
 		routed = asRouted(uri.Path)

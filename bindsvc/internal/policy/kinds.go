@@ -27,6 +27,7 @@ const (
 // Limits of what one policy may hold: every list is bounded.
 const (
 	maxList    = 1000
+	maxCore    = 50 // each is tried on every request
 	maxText    = 1000
 	maxKeys    = 16
 	maxSecrets = 2 // one to be rotated out, one to be rotated in
@@ -598,6 +599,10 @@ func (d *Degradation) verify(_ string, p *problems) {
 	p.common(&d.Common)
 	if d.Shadow {
 		p.add("shadow: it refuses nothing")
+	}
+	if len(d.Core) > maxCore {
+		p.add("core: has more than %d entries: join some with |", maxCore)
+		return
 	}
 	p.each("core", d.Core, func(expression string) error {
 		if len(expression) > maxText {

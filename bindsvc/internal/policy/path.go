@@ -47,43 +47,31 @@ func Canonical(decoded string) string {
 	return path.Clean("/" + decoded)
 }
 
-// ErrHiddenDots is what PathOf says of a path that no client needs, and that one server
-// takes for another path than the next.
-var ErrHiddenDots = errors.New("the path has a dot segment that is encoded, or has parameters")
-
 // PathOf decodes the path of a URL for Canonical. Parameters of segments end at the next
 // slash that is written as one: servers that know parameters take them off before they
-// decode, so that /admin;%2Fx is /admin to them.
-func PathOf(escaped string) (string, error) {
+// decode, so that /admin;%2Fx is /admin to them. A path is ambiguous if one server takes
+// it for another path than the next: with an encoded slash or backslash in a segment, or
+// a dot segment that only decoding or parameters bring out.
+func PathOf(escaped string) (decoded string, isAmbiguous bool, err error) {
 	segments := strings.Split(escaped, "/")
 	for i, segment := range segments {
 		whole, err := url.PathUnescape(segment)
 		if err != nil {
-			return "", err
+			return "", false, err
 		}
-		if hidesDots(segment, whole) {
-			return "", ErrHiddenDots
-		}
+		isAmbiguous = isAmbiguous || strings.ContainsAny(whole, "/\\") || isDots(whole) && segment != "." && segment != ".."
 		name, _, _ := strings.Cut(segment, ";")
 		if segments[i], err = url.PathUnescape(name); err != nil {
-			return "", err
+			return "", false, err
 		}
 	}
-	return path.Clean("/" + strings.Join(segments, "/")), nil
+	return path.Clean("/" + strings.Join(segments, "/")), isAmbiguous, nil
 }
 
-// hidesDots reports whether a segment becomes . or .., or several of which one is, by
-// decoding it or by taking its parameters off.
-func hidesDots(segment, decoded string) bool {
-	if segment == "." || segment == ".." {
-		return false
-	}
-	for _, part := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
-		if name, _, _ := strings.Cut(part, ";"); name == "." || name == ".." {
-			return true
-		}
-	}
-	return false
+// isDots reports whether a segment is . or .. once its parameters are taken off.
+func isDots(segment string) bool {
+	name, _, _ := strings.Cut(segment, ";")
+	return name == "." || name == ".."
 }
 
 // paths finds the values of all patterns that match a path, by its segments: the time

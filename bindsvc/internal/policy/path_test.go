@@ -47,7 +47,7 @@ func TestPathOf(t *testing.T) {
 		"": "/", "/": "/", "/a/b/": "/a/b", "/a/../b": "/b", "/a/%E4%BD%A0": "/a/你", "/a/x%2Fy": "/a/x/y", "/a/..x/...": "/a/..x/...",
 		"/a/b;x=1/c": "/a/b/c", "/admin;%2Fx": "/admin", "/admin;x%2F": "/admin", "/a/x.%2F.y": "/a/x./.y",
 	} {
-		got, err := PathOf(escaped)
+		got, _, err := PathOf(escaped)
 		require.NoError(t, err, escaped)
 		require.Equal(t, want, Canonical(got), escaped)
 	}
@@ -55,14 +55,21 @@ func TestPathOf(t *testing.T) {
 
 // One server takes such a path for another one than the next: /admin;%2F..%2Fpublic is
 // /admin to Tomcat and /public to whoever decodes first.
-func TestAPathThatHidesDotsIsNone(t *testing.T) {
+func TestAmbiguousPaths(t *testing.T) {
+	for _, escaped := range []string{"/", "/a/b/", "/a/../b", "/a/./b", "/a;x=1/b", "/a/..x", "/a/%20", "/a/..%20", "/a//b"} {
+		_, isAmbiguous, err := PathOf(escaped)
+		require.NoError(t, err, escaped)
+		require.False(t, isAmbiguous, escaped)
+	}
 	for _, escaped := range []string{
+		"/a/1%2F2", "/admin;%2Fx", "/a/x%5Cy",
 		"/admin;%2F..%2Fpublic", "/a/..;/b", "/a/..;x/../b", "/a/.;/b", "/a/%2e%2e/b", "/a/%2E/b", "/a/x%2F..", "/a/..%2Fb", "/a/..%3B/b", "/a/x%5C..%5Cb", "/a/x;..%2F../b",
 	} {
-		_, err := PathOf(escaped)
-		require.ErrorIs(t, err, ErrHiddenDots, escaped)
+		_, isAmbiguous, err := PathOf(escaped)
+		require.NoError(t, err, escaped)
+		require.True(t, isAmbiguous, escaped)
 	}
-	_, err := PathOf("/a/%zz")
+	_, _, err := PathOf("/a/%zz")
 	require.Error(t, err)
 }
 

@@ -38,7 +38,7 @@ type Snapshot struct {
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
-	wantsAddress, wantsQuery, perRequest, closed services
+	wantsAddress, wantsQuery, perRequest, closed, pathRules services
 }
 
 // interfaceRules are all rules with one path pattern. They are found together: of many
@@ -243,6 +243,12 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 	if len(rule.addresses) > 0 {
 		s.wantsAddress.add(&m.Common)
 	}
+	switch {
+	case len(m.Paths) > 0:
+		s.pathRules.add(&m.Common)
+	case !m.Shadow: // nothing is to reach the service, not through the pool either
+		s.closed.add(&m.Common)
+	}
 	s.perRequest.add(&m.Common)
 }
 
@@ -316,6 +322,9 @@ func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 	}
 	if i.Mode != ModePassthrough && !i.Shadow {
 		s.closed.add(&i.Common)
+	}
+	if len(i.Public) > 0 {
+		s.pathRules.add(&i.Common)
 	}
 	return nil
 }
@@ -414,6 +423,7 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
+	s.pathRules.add(&g.Common)
 	if !g.Shadow {
 		s.closed.add(&g.Common)
 	}
@@ -475,6 +485,7 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 		s.wantsAddress.add(&r.Common)
 	}
 	s.perRequest.add(&r.Common)
+	s.pathRules.add(&r.Common)
 }
 
 // Limits returns the rules in force for the interface: those of the most specific path
@@ -563,6 +574,7 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 	of := &s.rulesAt(a.Path).access[accessType(a.Type)]
 	*of = append(*of, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
+	s.pathRules.add(&a.Common)
 	if !a.Shadow {
 		s.closed.add(&a.Common)
 	}
@@ -596,6 +608,9 @@ func (s *Snapshot) putDegradation(id string, d *Degradation) error {
 	if !d.IsEnabled() {
 		return nil
 	}
+	if len(d.Core) > 0 { // what the fallback is told depends on the path
+		s.perRequest.add(&d.Common)
+	}
 	return s.degradations.add(&d.Common, rule)
 }
 
@@ -613,6 +628,9 @@ type AnswersRule struct {
 func (s *Snapshot) putAnswers(id string, a *Answers) error {
 	if !a.IsEnabled() {
 		return nil
+	}
+	if len(a.ClientSources) > 0 { // and what a client gets, on its source
+		s.perRequest.add(&a.Common)
 	}
 	return s.answers.add(&a.Common, &AnswersRule{ID: id, Answers: a})
 }
@@ -667,11 +685,15 @@ func (s *Snapshot) Needs(serviceID string) []string {
 // no decision about one holds for the next.
 func (s *Snapshot) IsPerRequest(serviceID string) bool { return s.perRequest.has(serviceID) }
 
-// IsClosed reports whether a guard that fails closed may refuse requests of the service:
-// then none may go around the guards while they cannot be asked.
+// IsClosed reports whether a guard that fails closed may refuse requests of the service,
+// or all of it is in maintenance: then none may go around the guards while they cannot be
+// asked.
 func (s *Snapshot) IsClosed(serviceID string) bool {
 	return s.closed.has(serviceID) || s.IsBroken(GuardIdentity, serviceID) || s.IsBroken(GuardSignature, serviceID) || s.IsBroken(GuardAccess, serviceID)
 }
+
+// HasPathRules reports whether guards tell requests of the service apart by their path.
+func (s *Snapshot) HasPathRules(serviceID string) bool { return s.pathRules.has(serviceID) }
 
 // Count is the number of policies of a kind.
 func (s *Snapshot) Count(kind gateway.PolicyKind) int { return len(s.Of(kind)) }

@@ -251,6 +251,8 @@ func TestAClosedServiceHasNoPool(t *testing.T) {
 		gateway.PolicyIdentity:  `{"services":["ai"],"mode":"token"}`,
 		gateway.PolicySignature: `{"services":["ai"],"paths":["/js/a/open/**"]}`,
 		gateway.PolicyAccess:    `{"services":["ai"],"type":"rbac","path":"/js/a/x","roles":["admin"]}`,
+
+		gateway.PolicyMaintenance: `{"services":["ai"]}`,
 	} {
 		http := buildWith(policies(t, map[gateway.PolicyKind]string{kind: body}), services, nodes, nil)
 		requireGuarded(t, http)
@@ -260,7 +262,7 @@ func TestAClosedServiceHasNoPool(t *testing.T) {
 		require.Contains(t, http.Routers, "other~pool", kind)
 	}
 	open := map[gateway.PolicyKind]string{
-		gateway.PolicyIdentity: `{"mode":"passthrough","blacklist":true}`, gateway.PolicyMaintenance: `{}`, gateway.PolicyRateLimit: `{"path":"/js/a","rate":1}`,
+		gateway.PolicyIdentity: `{"mode":"passthrough","blacklist":true}`, gateway.PolicyMaintenance: `{"paths":["/js/a/x"]}`, gateway.PolicyRateLimit: `{"path":"/js/a","rate":1}`,
 	}
 	require.Equal(t, build(services, nodes, nil), buildWith(policies(t, open), services, nodes, nil))
 }
