@@ -40,7 +40,13 @@ func TestWrongUsageAsksNothingAndEndsWith2(t *testing.T) {
 		"import file --service ai", "import file /no/such/file.csv --service ai", "import show x", "import undo", "import undo -- -1",
 		"explain", "explain a b", "explain /a --user 7 --username ann", "explain /a --token-file /no/such/file", "explain /a --token-file - --user 7", "explain /a --token-file -",
 		"audit extra", "audit --since yesterday", "audit where --service ai --at 24h", "audit where --service ai --user 7", "audit where --user 7 --at 1h",
-		"audit where --service ai --user 7 --username ann --at 1h", "status --server ftp://x", "status --server http://me:secret@x", "status --server http://",
+		"audit where --service ai --user 7 --username ann --at 1h",
+		"policies list", "policies list quotas", "policies show apps", "policies show apps a/b", "policies set apps a", "policies set apps a -f /no/such/file",
+		"policies set apps a b -f -", "policies delete guards", "policies apply", "policies apply -f /no/such/file", "policies history apps --id a/b",
+		"policies rollback apps", "policies rollback apps --to -1", "policies rollback apps --to x", "policies rollback quotas --to 1",
+		"guards off", "guards off a/b", "guards on access identity", "maintenance on --until yesterday", "maintenance on --until -5m", "maintenance on --service ..",
+		"maintenance off main", "apps add", "apps add a/b", "apps rotate", "apps retire a b", "roles set --service ai --user 7", "roles set --service ai --user 7 a --none",
+		"roles set --user 7 a", "roles set --service ai a", "kick-out --service ai", "kick-out --user 7", "kick-out --service ai --user=", "status --server ftp://x", "status --server http://me:secret@x", "status --server http://",
 	} {
 		t.Run(line, func(t *testing.T) {
 			g := setup(t)
@@ -267,10 +273,22 @@ func TestCompletion(t *testing.T) {
 	g.answers["listServices"] = data([]api.Service{service("ai"), service("crm")})
 	g.answers["listNodes"] = data([]api.Node{node("node-1")})
 	g.answers["listImports"] = data(map[string]any{"total": 1, "page": 1, "size": 20, "records": []api.Import{imported(12)}})
+	g.answers["listPolicies"] = page([]api.PolicyRecord{policyRecord("orders", `{}`)})
+	g.answers["getPolicies"] = data(map[string]any{
+		"revision": 1, "origin": "SQL", "askedAt": moment, "pending": 0, "kinds": map[string]int{}, "problems": []api.PolicyProblem{},
+		"guards": []api.GuardState{guardState("maintenance", true, false), guardState("access", true, false)},
+	})
 	for _, c := range []struct {
 		words string
 		offer []string
 	}{
+		{"policies history", []string{"guards", "maintenance", "identity", "apps", "signature", "rate-limit", "access", "degradation", "answers"}},
+		{"policies show rate-limit", []string{"orders"}},
+		{"policies set -f x guards", []string{"maintenance", "access"}},
+		{"guards off", []string{"maintenance", "access"}},
+		{"apps rotate", []string{"orders"}},
+		{"maintenance off --id", []string{"orders"}},
+		{"maintenance on --service", []string{"ai\tAI 服务", "crm\tAI 服务"}},
 		{"services set", []string{"ai\tAI 服务", "crm\tAI 服务"}},
 		{"services set ai", nil},
 		{"routes --service", []string{"ai\tAI 服务", "crm\tAI 服务"}},

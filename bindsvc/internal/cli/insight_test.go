@@ -24,10 +24,12 @@ func TestStatus(t *testing.T) {
 	ai := service("ai")
 	ai.Nodes, ai.DefaultNodeID = &[]api.Node{up, down}, to("node-1")
 	g := setup(t)
-	g.answers["getStatus"] = data(map[string]any{"version": "1.2.3", "services": []api.Service{ai, empty}})
+	g.answers["getStatus"] = data(map[string]any{"version": "1.2.3", "services": []api.Service{ai, empty}, "guards": []api.GuardState{
+		guardState("identity", true, false), guardState("rate-limit", true, true), guardState("access", false, false),
+	}})
 	o := g.done("status")
 	table := lines(o.out)
-	require.Len(t, table, 4)
+	require.Equal(t, []string{"guard rate-limit is in shadow mode: it refuses nothing", "guard access is switched off"}, table[4:])
 	require.Regexp(t, `^ai +/js/a +node-1 +UP +\S+ \S+ +120 +default node$`, table[1])
 	require.Regexp(t, `^ai +/js/a +node-2 +DOWN +\S+ \S+ +0 +disabled, no new users +no route to host$`, table[2])
 	require.Regexp(t, `^crm +/js/a +- +- +- +0 +service disabled$`, table[3])
@@ -57,12 +59,12 @@ func TestExplain(t *testing.T) {
 	forward := api.Verdict{Forward: true, NodeID: to("node-1"), UserID: to("7"), Epoch: to(int64(3)), Status: 200}
 	g := setup(t)
 	g.answers["explain"] = data(explained(forward))
-	o := g.done("explain", "/js/a/cases?x=1&y=2", "--user", "7", "--service", "ai", "--method", "PUT")
+	o := g.done("explain", "/js/a/cases?x=1&y=2", "--user", "7", "--service", "ai", "--method", "PUT", "--address", "192.0.2.7", "--source", "app")
 	require.Regexp(t, `token +Redis +found +user 7 +1.2ms\nbinding +SQL +found +node-1 +3µs`, o.out)
 	require.Contains(t, o.out, "Verdict: forwarded to node-1, user 7, epoch 3\n")
 	require.Contains(t, o.out, "What would change it:\n  - a rebind of user 7\n")
 	require.Contains(t, g.last().url, "path=%2Fjs%2Fa%2Fcases%3Fx%3D1%26y%3D2")
-	for _, part := range []string{"userId=7", "serviceId=ai", "method=PUT"} {
+	for _, part := range []string{"userId=7", "serviceId=ai", "method=PUT", "address=192.0.2.7", "source=app"} {
 		require.Contains(t, g.last().url, part)
 	}
 

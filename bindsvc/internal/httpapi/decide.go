@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
 )
 
@@ -122,7 +122,9 @@ func (s *Server) readRequest(c echo.Context) (gateway.Request, error) {
 		if uri, err = url.ParseRequestURI(raw); err != nil {
 			return req, invalid("X-Forwarded-Uri is no path") // the error would quote a query with a token
 		}
-		req.Path = path.Clean(uri.Path)
+		if req.Path, err = policy.PathOf(uri.EscapedPath()); err != nil {
+			return req, invalid(err.Error())
+		}
 	}
 	if req.ServiceID == "" && req.Path == "" {
 		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed")
