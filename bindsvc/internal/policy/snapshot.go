@@ -433,25 +433,19 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 // shadow mode that would take its place; nil if there is none.
 // A preflight carries no signature: OPTIONS is only signed where a rule names it.
 func (s *Snapshot) Signature(serviceID, method, path string) (inForce, onTrial *SignatureRule) {
-	var first *SignatureRule
 	s.interfaces.visit(path, func(at []interfaceRules) bool {
 		for _, g := range at[0].signatures {
-			if !g.isAbout(serviceID, method) {
-				continue
-			}
-			if first == nil {
-				first = g
-			}
-			if !g.Shadow {
+			switch {
+			case !g.isAbout(serviceID, method):
+			case !g.Shadow:
 				inForce = g
 				return true
+			case onTrial == nil:
+				onTrial = g
 			}
 		}
 		return false
 	})
-	if first != nil && first.Shadow {
-		onTrial = first
-	}
 	return inForce, onTrial
 }
 
@@ -493,31 +487,23 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 // 004). Those on trial are in shadow mode, and would be in force with or without others.
 func (s *Snapshot) Limits(serviceID, method, path string) (inForce, onTrial []*LimitRule) {
 	of := func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) }
-	at := func(rules *interfaceRules) []*LimitRule { return rules.limits }
-	inForce, would := rulesFor(s, at, method, path, of, func(r *LimitRule) bool { return r.Shadow })
+	inForce, would := rulesFor(s, path, func(at *interfaceRules) []*LimitRule { return at.limits }, method, of, func(r *LimitRule) bool { return r.Shadow })
 	return inForce, slices.DeleteFunc(would, func(r *LimitRule) bool { return !r.Shadow })
 }
 
 // rulesFor finds the rules in force, which no rule in shadow mode takes the place of, and
 // those that would be if there were no shadow mode; the latter only if they are others.
-func rulesFor[T any](
-	s *Snapshot, at func(*interfaceRules) []T, method, path string, of func(T) (method string, suits bool), isShadow func(T) bool,
-) (inForce, would []T) {
-	meetsShadow := false
-	s.interfaces.visit(path, func(rules []interfaceRules) bool {
-		inForce = forMethod(at(&rules[0]), method, func(r T) (string, bool) {
+func rulesFor[T any](s *Snapshot, path string, list func(*interfaceRules) []T, method string, of func(T) (method string, suits bool), isShadow func(T) bool) (inForce, would []T) {
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		rules := list(&at[0])
+		if len(would) == 0 {
+			would = forMethod(rules, method, of)
+		}
+		inForce = forMethod(rules, method, func(r T) (string, bool) {
 			method, suits := of(r)
-			meetsShadow = meetsShadow || suits && isShadow(r)
 			return method, suits && !isShadow(r)
 		})
 		return len(inForce) > 0
-	})
-	if !meetsShadow {
-		return inForce, nil
-	}
-	s.interfaces.visit(path, func(rules []interfaceRules) bool {
-		would = forMethod(at(&rules[0]), method, of)
-		return len(would) > 0
 	})
 	if !slices.ContainsFunc(would, isShadow) {
 		would = nil
@@ -583,9 +569,9 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 // Access returns the rules of one type in force for the interface, those of the most
 // specific path, and what they would be without shadow mode, if that is not the same.
 func (s *Snapshot) Access(kind, serviceID, method, path string) (inForce, would []*AccessRule) {
-	of := accessType(kind)
-	return rulesFor(s, func(rules *interfaceRules) []*AccessRule { return rules.access[of] }, method, path,
-		func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
+	at := accessType(kind)
+	return rulesFor(s, path, func(rules *interfaceRules) []*AccessRule { return rules.access[at] },
+		method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
 }
 
 // DegradationRule is a Degradation in force.
