@@ -46,7 +46,7 @@ func TestGuards(t *testing.T) {
 // guardCase is one guard with a policy, what that refuses, and what it lets pass.
 type guardCase struct {
 	name, guard, kind string
-	failure           string // what the guard does when it cannot check
+	failure           string // what becomes of requests while the guard's policy was never good
 	policy, relaxed   map[string]any
 	allowed           []call
 	refused           call
@@ -72,7 +72,7 @@ func guardCases(end time.Time, ann string) []guardCase {
 			broken: `{"services":["ai"],"paths":["?"]}`,
 		},
 		{
-			name: "identity", guard: "identity", kind: "identity", failure: "open",
+			name: "identity", guard: "identity", kind: "identity", failure: "closed",
 			policy:  map[string]any{"services": ai, "mode": "token", "public": []string{"/js/a/public/**"}},
 			relaxed: map[string]any{"services": ai, "mode": "passthrough"},
 			allowed: []call{{path: "/js/a/public/x"}, {path: "/js/a/private", token: ann}, {path: "/other/private"}, {method: http.MethodOptions, path: "/js/a/private"}},
