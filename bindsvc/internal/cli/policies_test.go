@@ -120,6 +120,10 @@ func TestSetAndDeletePolicies(t *testing.T) {
 	require.Regexp(t, `rate-limit +orders +delete +\{"path"`, g.done("policies", "delete", "rate-limit", "orders", "--if-match", `"p-1"`, "--dry-run").out)
 	require.Contains(t, g.last().url, "dryRun=true")
 
+	expression := `{"breaker":"NetworkErrorRatio() \u003e 0.5 \u0026\u0026 x \u003c 1","remark":"\\u003e \""}`
+	g.answers["deletePolicy"] = data(changed(api.ChangeDelete, "ai", expression, ""))
+	require.Contains(t, g.done("policies", "delete", "degradation", "ai").out, `{"breaker":"NetworkErrorRatio() > 0.5 && x < 1","remark":"\\u003e \""}`)
+
 	t.Run("a wrong field is named", func(t *testing.T) {
 		g.answers["setPolicy"] = refuse(http.StatusBadRequest, "VALIDATION", `property "burts" is unsupported`)
 		o := g.run("policies", "set", "rate-limit", "orders", "-f", file)

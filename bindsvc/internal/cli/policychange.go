@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -73,9 +74,9 @@ func bodyChange(before, after api.Policy) string {
 	case was == nil && is == nil:
 		return ""
 	case was == nil:
-		return string(after)
+		return unescaped(after)
 	case is == nil:
-		return string(before)
+		return unescaped(before)
 	}
 	fields := maps.Clone(was)
 	maps.Copy(fields, is)
@@ -86,6 +87,25 @@ func bodyChange(before, after api.Policy) string {
 		}
 	}
 	return strings.Join(changes, ", ")
+}
+
+// jsonEscape is an escape of JSON: one that encoding/json needs not write but writes, for
+// browsers, or any other.
+var jsonEscape = regexp.MustCompile(`\\u00(?:3c|3e|26)|\\.`)
+
+// unescaped is a policy with the <, > and & of its expressions as they were written.
+func unescaped(body api.Policy) string {
+	return jsonEscape.ReplaceAllStringFunc(string(body), func(found string) string {
+		switch found {
+		case `\u003c`:
+			return "<"
+		case `\u003e`:
+			return ">"
+		case `\u0026`:
+			return "&"
+		}
+		return found
+	})
 }
 
 // fieldsOf is nil for no policy.
