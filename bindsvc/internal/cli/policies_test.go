@@ -48,21 +48,23 @@ const orders = `{"path":"/js/a/orders/{id}","rate":10}`
 func TestPoliciesOverview(t *testing.T) {
 	broken := guardState("access", true, false)
 	broken.Broken = true
+	off := guardState("identity", false, false)
+	off.Remark = to("keys are being changed")
 	g := setup(t)
 	g.answers["getPolicies"] = data(map[string]any{
 		"revision": 12, "origin": "Redis", "askedAt": moment, "pending": 1, "kinds": map[string]int{"rate-limit": 4},
-		"guards":   []api.GuardState{guardState("rate-limit", true, true), guardState("identity", false, false), broken},
+		"guards":   []api.GuardState{guardState("rate-limit", true, true), off, broken},
 		"problems": []api.PolicyProblem{{Kind: api.KindAccess, ID: "admin", Error: "roles: want at least one", LastGoodHolds: false}},
 	})
 	o := g.done("policies")
 	require.Regexp(t, `(?m)^rate-limit +shadow +open +memory +2 +100 +7 +3 +1$`, o.out)
-	require.Regexp(t, `(?m)^identity +off `, o.out)
+	require.Regexp(t, `(?m)^identity +off .*keys are being changed$`, o.out)
 	require.Regexp(t, `(?m)^access +on .*a policy cannot be used$`, o.out)
 	require.Regexp(t, `(?m)^rate-limit +4$`, o.out)
 	require.Regexp(t, `(?m)^answers +0$`, o.out)
 	require.Regexp(t, `access +admin +no +roles: want at least one`, o.out)
 	require.Contains(t, o.err, "revision 12, from Redis")
-	require.Contains(t, o.err, "not in the durable store yet: 1")
+	require.Contains(t, o.err, "not in the database yet: 1")
 	require.Contains(t, g.done("policies", "-o", "json").out, `"lastGoodHolds": false`)
 	require.Regexp(t, `(?m)^identity +off `, g.done("guards").out)
 }

@@ -22,7 +22,7 @@ func changeAnswer(kind api.PolicyKind, done api.PolicyChanged) answer {
 	case done.DryRun:
 		a.note = "a dry run: nothing has changed"
 	case done.Pending:
-		a.note = "in force on all instances; the durable store cannot be written, and gets it when it is back"
+		a.note = "in force on all instances; the database cannot be written, and gets it when it is back"
 	}
 	if done.Replay != nil {
 		a.tables = append(a.tables, replayTables(*done.Replay)...)
