@@ -253,6 +253,11 @@ func TestSwitches(t *testing.T) {
 	require.Contains(t, g.last().url, "/policies/maintenance/main")
 	g.done("maintenance", "off", "--id", "up")
 	require.Contains(t, g.last().url, "/policies/maintenance/up")
+
+	g.answers["deletePolicy"] = refuse(http.StatusNotFound, "NOT_FOUND", "no such policy")
+	o := g.run("maintenance", "off")
+	require.Equal(t, cli.ExitFailed, o.code)
+	require.Contains(t, o.err, "there is no maintenance main; homenode maintenance lists")
 }
 
 func app(secrets ...api.AppSecret) api.PolicyRecord {
