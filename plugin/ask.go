@@ -36,7 +36,7 @@ var (
 	// errUnavailable: the binding service gave no decision.
 	errUnavailable = errors.New("no decision from the binding service")
 	// errUnaskable: the client has sent what no question can hold. It must not get it around the guards.
-	errUnaskable = errors.New("the request's path, query and headers are too long to ask about")
+	errUnaskable = errors.New("the request's method, path, query and headers are too long to ask about")
 )
 
 var userAgent = []string{"homenode-plugin"}
@@ -233,7 +233,7 @@ func (c *client) newQuestion(ctx context.Context, req *http.Request, q *question
 		headerService:        []string{q.service},
 		headerHave:           have,
 	}
-	size := len(uri) + len(strings.Join(host, ",")) + len(strings.Join(languages, ","))
+	size := len(req.Method) + len(uri) + len(strings.Join(host, ",")) + len(strings.Join(languages, ","))
 	if q.more != nil {
 		usual = q.more
 	}

@@ -180,10 +180,14 @@ func TestWhatIsNeededOfHostileRequests(t *testing.T) {
 func TestTooLongToAskAboutIsNoOutage(t *testing.T) {
 	onEachBuild(t, func(t *testing.T, build build) {
 		b := setup(t, build, nil)
-		r := b.get("Accept-Language: " + strings.Repeat("a", 600<<10))
-		require.Equal(t, 503, r.status)
-		require.Equal(t, "BINDING_SERVICE_UNAVAILABLE", r.reason(t))
-		require.Zero(t, b.nodeRequests(), "an anonymous request must not reach the pool around the guards")
+		for _, r := range []response{
+			b.get("Accept-Language: " + strings.Repeat("a", 600<<10)),
+			b.do(strings.Repeat("A", 1<<20+3<<10), "/js/a/x", nil), // longer than a question's headers may be
+		} {
+			require.Equal(t, 503, r.status)
+			require.Equal(t, "BINDING_SERVICE_UNAVAILABLE", r.reason(t))
+			require.Zero(t, b.nodeRequests(), "an anonymous request must not reach the pool around the guards")
+		}
 	})
 }
 

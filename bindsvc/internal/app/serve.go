@@ -112,7 +112,7 @@ func Serve(ctx context.Context, c config.Config, log *slog.Logger) error {
 	roles := guard.NewRoles(st.durable, gate(storeLimit), time.Now)
 	defer roles.Close()
 	policies := policy.NewKeeper(policy.Parts{
-		Store: st.durable, Cache: st.policies, Sealer: sealer, Changed: subjects.Follow, Log: log, Now: time.Now,
+		Store: st.durable, Cache: st.policies, Sealer: sealer, Guards: guard.Names(), Changed: subjects.Follow, Log: log, Now: time.Now,
 		Services: func(id string) bool { _, ok := nodes.Snapshot().Service(id); return ok },
 	})
 	shared := guard.Shared{Revocations: st.revoked, Nonces: st.nonces, Limiter: st.limiter, Gate: gate(cacheLimit)}

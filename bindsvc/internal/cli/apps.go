@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,11 +33,13 @@ func (c *console) appsCommand() *cobra.Command {
 	return parent
 }
 
-// newSecret is a secret of 256 random bits, with an id that tells when it was made.
+// newSecret is a secret of 256 random bits, with an id that tells when it was made and
+// that no other made in the same second has.
 func newSecret(now time.Time) api.AppSecret {
-	var random [32]byte
+	var random [32 + 4]byte
 	_, _ = rand.Read(random[:]) // never fails (crypto/rand since Go 1.24)
-	id, value := now.UTC().Format("20060102-150405"), base64.RawURLEncoding.EncodeToString(random[:])
+	value := base64.RawURLEncoding.EncodeToString(random[:32])
+	id := now.UTC().Format("20060102-150405-") + hex.EncodeToString(random[32:])
 	return api.AppSecret{ID: &id, Value: &value}
 }
 
@@ -122,7 +125,8 @@ func (c *console) retireAppCommand() *cobra.Command {
 			if len(app.Secrets) < 2 {
 				return answer{}, fmt.Errorf("%s has one secret only; to stop it: homenode policies delete apps %s", args[0], args[0])
 			}
-			newest := slices.MaxFunc(app.Secrets, func(a, b api.AppSecret) int { return orZero(a.SetAt).Compare(orZero(b.SetAt)) })
+			slices.SortStableFunc(app.Secrets, func(a, b api.AppSecret) int { return orZero(a.SetAt).Compare(orZero(b.SetAt)) })
+			newest := app.Secrets[len(app.Secrets)-1] // of the same second: the one that was added last
 			app.Secrets = []api.AppSecret{newest}
 			done, err := setPolicy(ctx, gateway, api.KindApps, args[0], &api.SetPolicyParams{IfMatch: &etag}, app)
 			done.lines = []string{"only the secret " + orNone(newest.ID) + " of " + args[0] + " is good now"}

@@ -44,7 +44,7 @@ func TestWrongUsageAsksNothingAndEndsWith2(t *testing.T) {
 		"policies list", "policies list quotas", "policies show apps", "policies show apps a/b", "policies set apps a", "policies set apps a -f /no/such/file",
 		"policies set apps a b -f -", "policies delete guards", "policies apply", "policies apply -f /no/such/file", "policies history apps --id a/b",
 		"policies rollback apps", "policies rollback apps --to -1", "policies rollback apps --to x", "policies rollback quotas --to 1",
-		"guards off", "guards off firewall", "guards on access identity", "maintenance on --until yesterday", "maintenance on --until -5m", "maintenance on --service ..",
+		"guards off", "guards off a/b", "guards on access identity", "maintenance on --until yesterday", "maintenance on --until -5m", "maintenance on --service ..",
 		"maintenance off main", "apps add", "apps add a/b", "apps rotate", "apps retire a b", "roles set --service ai --user 7", "roles set --service ai --user 7 a --none",
 		"roles set --user 7 a", "roles set --service ai a", "kick-out --service ai", "kick-out --user 7", "kick-out --service ai --user=", "status --server ftp://x", "status --server http://me:secret@x", "status --server http://",
 	} {
@@ -274,14 +274,18 @@ func TestCompletion(t *testing.T) {
 	g.answers["listNodes"] = data([]api.Node{node("node-1")})
 	g.answers["listImports"] = data(map[string]any{"total": 1, "page": 1, "size": 20, "records": []api.Import{imported(12)}})
 	g.answers["listPolicies"] = page([]api.PolicyRecord{policyRecord("orders", `{}`)})
+	g.answers["getPolicies"] = data(map[string]any{
+		"revision": 1, "origin": "SQL", "askedAt": moment, "pending": 0, "kinds": map[string]int{}, "problems": []api.PolicyProblem{},
+		"guards": []api.GuardState{guardState("maintenance", true, false), guardState("access", true, false)},
+	})
 	for _, c := range []struct {
 		words string
 		offer []string
 	}{
 		{"policies history", []string{"guards", "maintenance", "identity", "apps", "signature", "rate-limit", "access", "degradation", "answers"}},
 		{"policies show rate-limit", []string{"orders"}},
-		{"policies set -f x guards", []string{"maintenance", "signature", "identity", "rate-limit", "access"}},
-		{"guards off", []string{"maintenance", "signature", "identity", "rate-limit", "access"}},
+		{"policies set -f x guards", []string{"maintenance", "access"}},
+		{"guards off", []string{"maintenance", "access"}},
 		{"apps rotate", []string{"orders"}},
 		{"maintenance off --id", []string{"orders"}},
 		{"maintenance on --service", []string{"ai\tAI 服务", "crm\tAI 服务"}},

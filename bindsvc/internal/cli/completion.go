@@ -68,6 +68,20 @@ func (c *console) complete(cmd *cobra.Command, offer func(context.Context, *api.
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeGuards offers the guards.
+func (c *console) completeGuards(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return c.complete(cmd, func(ctx context.Context, gateway *api.ClientWithResponses) (found []cobra.Completion, err error) {
+		policies, err := answered(gateway.GetPoliciesWithResponse(ctx))
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range policies.Data.Guards {
+			found = append(found, g.Name)
+		}
+		return found, nil
+	})
+}
+
 // completeKinds offers the kinds of policy for the first argument.
 func (c *console) completeKinds(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return first(cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoFileComp))(cmd, args, begun)
@@ -79,7 +93,7 @@ func (c *console) completePolicies(cmd *cobra.Command, args []string, begun stri
 	case len(args) == 0:
 		return c.completeKinds(cmd, args, begun)
 	case len(args) == 1 && args[0] == string(api.KindGuards):
-		return guardNames, cobra.ShellCompDirectiveNoFileComp
+		return c.completeGuards(cmd, args, begun)
 	case len(args) == 1 && verifyKind(args[0]) == nil:
 		return c.completePoliciesOf(cmd, api.PolicyKind(args[0]))
 	}

@@ -5,17 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/homenode/homenode/bindsvc/api"
 )
-
-// guardNames are the guards that have a master switch.
-var guardNames = []string{"maintenance", "signature", "identity", "rate-limit", "access"}
 
 func (c *console) guardsCommand() *cobra.Command {
 	parent := &cobra.Command{
@@ -45,15 +40,10 @@ func (c *console) switchCommand(name, short string, enabled, shadow bool) *cobra
 	cmd := &cobra.Command{
 		Use:     name + " GUARD",
 		Short:   short,
-		Long:    short + ", for all services at once.\n\nGUARDs: " + strings.Join(guardNames, ", ") + ".",
+		Long:    short + ", for all services at once. homenode guards lists them.",
 		Example: "  homenode guards " + name + " rate-limit",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || !slices.Contains(guardNames, args[0]) {
-				return fmt.Errorf("want a GUARD, one of %s", strings.Join(guardNames, ", "))
-			}
-			return nil
-		},
-		ValidArgsFunction: first(cobra.FixedCompletions(guardNames, cobra.ShellCompDirectiveNoFileComp)),
+		Args:              ids("GUARD"),
+		ValidArgsFunction: first(c.completeGuards),
 		RunE: c.ask(func(ctx context.Context, gateway *api.ClientWithResponses, args []string) (answer, error) {
 			return setPolicy(ctx, gateway, api.KindGuards, args[0], nil, api.GuardSwitch{Enabled: &enabled, Shadow: &shadow, Remark: remark})
 		}),

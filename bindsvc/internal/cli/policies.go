@@ -246,7 +246,7 @@ func (c *console) setPolicyCommand() *cobra.Command {
 		Short: "Create or replace a policy",
 		Long: "Create or replace a policy by that of a file (YAML or JSON), or of standard input if FILE\nis -. What the file does not have gets its default. With --dry-run nothing is changed: it is\n" +
 			"shown what the policy would have refused of the last requests.",
-		Example: "  homenode policies set rate-limit orders -f orders.yml --dry-run\n  echo '{path: /js/a/orders/{id}, rate: 10, by: user}' | homenode policies set rate-limit orders -f -\n" +
+		Example: "  homenode policies set rate-limit orders -f orders.yml --dry-run\n  echo '{path: \"/js/a/orders/{id}\", rate: 10, by: user}' | homenode policies set rate-limit orders -f -\n" +
 			"  homenode policies set access admin -f admin.yml --if-match '\"3f…\"'",
 		Args:              kindThen("ID"),
 		ValidArgsFunction: c.completePolicies,

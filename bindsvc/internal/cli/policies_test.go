@@ -169,6 +169,7 @@ func TestADryRunIsATableToActOn(t *testing.T) {
 func TestApplyPolicies(t *testing.T) {
 	const file = "rate-limit:\n  - {id: a, path: /a, rate: 1}\n  - id: b\n    path: /b\n    rate: 2\nmaintenance: []\n"
 	g := setup(t)
+	require.Contains(t, g.done("policies", "set", "--help").out, `'{path: "/js/a/orders/{id}", rate: 10, by: user}'`, "as YAML wants it")
 	g.answers["setPolicies"] = data(changed(api.ChangeCreate, "a", "", orders))
 	o := g.runWith(context.Background(), file, "policies", "apply", "-f", "-", "--replace", "--dry-run")
 	require.Equal(t, cli.ExitDone, o.code, o.err)
@@ -303,6 +304,10 @@ func TestApps(t *testing.T) {
 	require.Contains(t, g.done("apps", "retire", "partner").out, "only the secret 2 of partner")
 	require.Len(t, sent(g).Secrets, 1)
 	require.Equal(t, "2", *sent(g).Secrets[0].ID)
+
+	second.SetAt = first.SetAt
+	g.answers["getPolicy"] = data(app(first, second))
+	require.Contains(t, g.done("apps", "retire", "partner").out, "only the secret 2 of partner", "made in the same second")
 
 	t.Run("no secret where it was not set", func(t *testing.T) {
 		g.answers["getPolicy"] = refuse(http.StatusNotFound, "NOT_FOUND", "none")

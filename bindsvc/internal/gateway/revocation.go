@@ -31,7 +31,7 @@ type Revocations interface {
 // unless it tells that it was issued after the kick.
 var ErrTooManyAdmitted = errors.New("too many logins since the user was kicked out")
 
-// The audit's action of a user who was kicked out.
+// ActionUserKickedOut is the audit's action of a user who was kicked out.
 const ActionUserKickedOut = "user.kicked-out"
 
 // Bucket is a token bucket: it holds Burst at most, begins full and gains Rate per second.

@@ -25,54 +25,62 @@ func (access) Name() string              { return policy.GuardAccess }
 func (access) Cost() Cost                { return CostDirectory }
 func (access) Failure(*Question) Failure { return Closed }
 
-// Check implements Guard: what is asked of memory first.
+// Check implements Guard: what is asked of memory first. What is in shadow mode neither
+// refuses, be it because the roles cannot be asked, nor takes the place of what does.
 func (g access) Check(ctx context.Context, q *Question) error {
-	if err := g.method(q); err != nil {
+	for _, of := range []struct {
+		kind    string
+		refusal func(context.Context, *Question, []*policy.AccessRule) (*gateway.Error, error)
+	}{{policy.AccessMethod, g.method}, {policy.AccessGrey, g.grey}, {policy.AccessRBAC, g.rbac}} {
+		if q.Method == http.MethodOptions && of.kind != policy.AccessMethod { // a preflight is nobody's
+			return nil
+		}
+		inForce, would := q.Policies.Access(of.kind, q.Service.ID, q.Method, q.Resource)
+		if len(inForce) > 0 {
+			if err := g.refuse(ctx, q, inForce, false, of.refusal); err != nil {
+				return err
+			}
+		}
+		if len(would) > 0 {
+			_ = g.refuse(ctx, q, would, true, of.refusal)
+		}
+	}
+	return nil
+}
+
+func (g access) refuse(ctx context.Context, q *Question, rules []*policy.AccessRule, shadow bool,
+	refusalBy func(context.Context, *Question, []*policy.AccessRule) (*gateway.Error, error)) error {
+	refusal, err := refusalBy(ctx, q, rules)
+	if err != nil || refusal == nil {
 		return err
 	}
-	if q.Method == http.MethodOptions { // a preflight is nobody's
-		return nil
-	}
-	if err := g.grey(ctx, q); err != nil {
-		return err
-	}
-	return g.rbac(ctx, q)
+	return q.refuse(g.Name(), rules[0].ID, shadow, refusal)
 }
 
 // method refuses methods that no rule of the interface names.
-func (g access) method(q *Question) error {
-	rules := q.Policies.Access(policy.AccessMethod, q.Service.ID, q.Method, q.Resource)
+func (access) method(_ context.Context, q *Question, rules []*policy.AccessRule) (*gateway.Error, error) {
 	var allowed []string
 	for _, rule := range rules {
 		allowed = append(allowed, rule.Methods...)
 	}
-	if len(rules) == 0 || slices.Contains(allowed, q.Method) {
-		return nil
+	if slices.Contains(allowed, q.Method) {
+		return nil, nil
 	}
-	return q.refuse(g.Name(), rules[0].ID, isShadow(rules), &gateway.Error{Reason: gateway.MethodNotAllowed, Allow: allowed})
-}
-
-// isShadow reports whether none of the rules, which were combined, refuses by itself.
-func isShadow(rules []*policy.AccessRule) bool {
-	return !slices.ContainsFunc(rules, func(r *policy.AccessRule) bool { return !r.Shadow })
+	return &gateway.Error{Reason: gateway.MethodNotAllowed, Allow: allowed}, nil
 }
 
 // grey hides an interface from everybody outside its lists and percentages.
-func (g access) grey(ctx context.Context, q *Question) error {
-	rules := q.Policies.Access(policy.AccessGrey, q.Service.ID, q.Method, q.Resource)
-	if len(rules) == 0 {
-		return nil
-	}
+func (access) grey(ctx context.Context, q *Question, rules []*policy.AccessRule) (*gateway.Error, error) {
 	subject, err := q.Subject(ctx)
 	if err != nil && !errors.Is(err, gateway.ErrNotFound) {
-		return gateway.Unavailable(err)
+		return nil, gateway.Unavailable(err)
 	}
 	for _, rule := range rules {
 		if slices.Contains(rule.Users, subject.UserID) && subject.UserID != "" || inPercentage(rule, subject.UserID) {
-			return nil
+			return nil, nil
 		}
 	}
-	return q.refuse(g.Name(), rules[0].ID, isShadow(rules), &gateway.Error{Reason: gateway.NotFound})
+	return &gateway.Error{Reason: gateway.NotFound}, nil
 }
 
 // inPercentage reports whether the user is among the rule's: always the same users, and
@@ -90,26 +98,22 @@ func inPercentage(rule *policy.AccessRule, userID string) bool {
 }
 
 // rbac wants one of the roles that the interface's rules name.
-func (g access) rbac(ctx context.Context, q *Question) error {
-	rules := q.Policies.Access(policy.AccessRBAC, q.Service.ID, q.Method, q.Resource)
-	if len(rules) == 0 {
-		return nil
-	}
+func (g access) rbac(ctx context.Context, q *Question, rules []*policy.AccessRule) (*gateway.Error, error) {
 	subject, err := q.Subject(ctx)
 	switch {
 	case errors.Is(err, gateway.ErrNotFound):
-		return q.refuse(g.Name(), rules[0].ID, isShadow(rules), &gateway.Error{Reason: gateway.Unauthenticated})
+		return &gateway.Error{Reason: gateway.Unauthenticated}, nil
 	case err != nil:
-		return gateway.Unavailable(err)
+		return nil, gateway.Unavailable(err)
 	}
 	roles, err := g.roles.RolesOf(ctx, q.Service.ID, subject.UserID)
 	if err != nil {
-		return fmt.Errorf("roles: %w", err)
+		return nil, fmt.Errorf("roles: %w", err)
 	}
 	for _, rule := range rules {
 		if slices.ContainsFunc(rule.Roles, func(role string) bool { return slices.Contains(roles, role) }) {
-			return nil
+			return nil, nil
 		}
 	}
-	return q.refuse(g.Name(), rules[0].ID, isShadow(rules), &gateway.Error{Reason: gateway.Forbidden})
+	return &gateway.Error{Reason: gateway.Forbidden}, nil
 }

@@ -14,6 +14,8 @@ import (
 const (
 	maxBuckets = 200_000
 	maxNonces  = 200_000
+
+	longestWait = 1e18 // nanoseconds, 30 years: what a rate near zero comes to is beyond a time.Duration
 )
 
 // Buckets is a gateway.Limiter and gateway.Nonces in the memory of one process, for the
@@ -70,7 +72,7 @@ func (b *Buckets) Peek(_ context.Context, serviceID string, buckets []gateway.Bu
 func (b *Buckets) look(serviceID string, buckets []gateway.Bucket, now time.Time) gateway.Admission {
 	for i, bucket := range buckets {
 		if tokens := b.tokens(serviceID, bucket, now); tokens < 1 {
-			wait := time.Duration(math.Ceil((1 - tokens) / bucket.Rate * float64(time.Second)))
+			wait := time.Duration(min(math.Ceil((1-tokens)/bucket.Rate*float64(time.Second)), longestWait))
 			return gateway.Admission{Refused: i, RetryAfter: wait}
 		}
 	}

@@ -100,12 +100,14 @@ func (c *Chain) missing(q *Question) (needs []string) {
 	}
 	told := map[string]bool{policy.NeedAddress: q.AddressTold, policy.NeedQuery: q.QueryTold}
 	for _, need := range q.Policies.Needs(q.Service.ID) {
-		if !told[need] && !(strings.HasPrefix(need, policy.NeedSource) && q.SourceTold) {
+		isTold := told[need] || strings.HasPrefix(need, policy.NeedSource) && q.SourceTold
+		if !isTold {
 			needs = append(needs, need)
 		}
 	}
 	enabled, _ := q.Policies.IsEnabled(policy.GuardSignature)
-	if enabled && q.Form.State == gateway.FormNotTold && q.Policies.Signature(q.Service.ID, q.Method, q.Resource) != nil {
+	inForce, onTrial := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
+	if enabled && q.Form.State == gateway.FormNotTold && (inForce != nil || onTrial != nil) {
 		needs = append(needs, policy.NeedForm)
 	}
 	if len(needs) > 0 { // all of it, since it is not kept from one question to the next
@@ -119,8 +121,10 @@ func (c *Chain) check(ctx context.Context, l *link, q *Question) (Result, error)
 	var refusal *gateway.Error
 	err := errors.New("a policy cannot be used")
 	isBroken := q.Policies.IsBroken(l.Name(), q.Service.ID)
+	_, inShadow := q.Policies.IsEnabled(l.Name())
+	isOpen := inShadow || l.Failure(q) == Open
 	if !isBroken {
-		err = l.Check(ctx, q)
+		err = l.ask(ctx, q)
 	}
 	switch {
 	case err == nil && len(q.shadowed) > already:
@@ -130,13 +134,14 @@ func (c *Chain) check(ctx context.Context, l *link, q *Question) (Result, error)
 	case errors.As(err, &refusal):
 		refusal.Guard = l.Name()
 		return Refused, refusal
-	case isBroken && l.Failure(q) == Open:
-		err = l.Check(ctx, q) // the others hold
+	case isBroken && isOpen:
+		err = l.ask(ctx, q) // the others hold
 		if errors.As(err, &refusal) {
+			refusal.Guard = l.Name()
 			return Refused, refusal
 		}
 		return Unchecked, nil
-	case l.Failure(q) == Open:
+	case isOpen:
 		c.complain(ctx, l, q, err)
 		return Unchecked, nil
 	}
@@ -147,6 +152,16 @@ func (c *Chain) check(ctx context.Context, l *link, q *Question) (Result, error)
 	closed := gateway.Unavailable(err)
 	closed.Guard = l.Name()
 	return Unchecked, closed
+}
+
+// ask has the guard check. A mistake in a guard is no worse than a store that is down.
+func (l *link) ask(ctx context.Context, q *Question) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("panic: %v", cause)
+		}
+	}()
+	return l.Check(ctx, q)
 }
 
 // complain logs that requests cannot be checked, once a second: all of an outage fail alike.

@@ -3,6 +3,7 @@ package guard_test
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +21,7 @@ func TestTheCheapestGuardComesFirst(t *testing.T) {
 		names = append(names, state.Name)
 	}
 	require.Equal(t, []string{policy.GuardMaintenance, policy.GuardSignature, policy.GuardIdentity, policy.GuardRateLimit, policy.GuardAccess}, names)
-	require.ElementsMatch(t, policy.Guards, names, "each has a master switch")
+	require.ElementsMatch(t, guard.Names(), names)
 }
 
 func TestWithoutPoliciesEverythingPasses(t *testing.T) {
@@ -215,6 +216,60 @@ func TestShadowModeCountsAndRefusesNothing(t *testing.T) {
 	require.Equal(t, gateway.InMaintenance, w.ask(get("/js/a/m")))
 }
 
+// A policy on trial must not open what another one closes, by being about less or by
+// allowing more.
+func TestShadowModeTakesNothingsPlace(t *testing.T) {
+	w := newWorld(t)
+	w.roles["8"] = []string{"user"}
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","path":"/js/a/admin/**","roles":["admin"]}`)
+	w.set(gateway.PolicyAccess, "rbac-less", `{"type":"rbac","path":"/js/a/admin/x","roles":["user"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "rbac-more", `{"type":"rbac","path":"/js/a/admin/**","roles":["user"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "method", `{"type":"method","path":"/js/a/m","methods":["GET"]}`)
+	w.set(gateway.PolicyAccess, "method-more", `{"type":"method","path":"/js/a/m","methods":["PUT"],"shadow":true}`)
+	w.set(gateway.PolicyAccess, "grey", `{"type":"grey","path":"/js/a/g","users":["7"]}`)
+	w.set(gateway.PolicyAccess, "grey-more", `{"type":"grey","path":"/js/a/g","percent":100,"shadow":true}`)
+	w.set(gateway.PolicyRateLimit, "limit", `{"path":"/js/a/r/**","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicyRateLimit, "limit-less", `{"path":"/js/a/r/x","rate":100,"shadow":true}`)
+	w.set(gateway.PolicySignature, "sign", `{"paths":["/js/a/open/**"]}`)
+	w.set(gateway.PolicySignature, "sign-less", `{"paths":["/js/a/open/x"],"shadow":true}`)
+	for _, path := range []string{"/js/a/admin/x", "/js/a/admin/y"} {
+		require.Equal(t, gateway.Forbidden, w.ask(with(get(path), token("t8"))), path)
+	}
+	require.Equal(t, gateway.MethodNotAllowed, w.ask(with(get("/js/a/m"), func(r *gateway.Request) { r.Method = "PUT" })))
+	require.Equal(t, gateway.NotFound, w.ask(with(get("/js/a/g"), token("t8"))))
+	require.Empty(t, w.ask(get("/js/a/r/x")))
+	require.Equal(t, gateway.RateLimited, w.ask(get("/js/a/r/x")))
+	require.Equal(t, gateway.SignatureMissing, w.ask(get("/js/a/open/x")))
+
+	w.set(gateway.PolicyAccess, "rbac-less", `{"type":"rbac","path":"/js/a/admin/x","roles":["super"],"shadow":true}`)
+	w.roles["7"] = []string{"admin"}
+	require.Empty(t, w.ask(with(get("/js/a/admin/x"), token("t7"))))
+	require.Equal(t, int64(1), w.counts("access")["shadow"], "what it would refuse is counted")
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","path":"/js/a/admin/**","roles":["admin"],"enabled":false}`)
+	w.rolesErr = errDown
+	require.Empty(t, w.ask(with(get("/js/a/admin/x"), token("t7"))), "it refuses nothing, also when the roles cannot be asked")
+}
+
+// Servers run what answers GET for HEAD too.
+func TestHEADIsGuardedAsGETIs(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyAccess, "rbac", `{"type":"rbac","method":"GET","path":"/js/a/admin","roles":["admin"]}`)
+	w.set(gateway.PolicyRateLimit, "limit", `{"method":"GET","path":"/js/a/r","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicyRateLimit, "any", `{"path":"/js/a/r","rate":100}`)
+	w.set(gateway.PolicyRateLimit, "own", `{"method":"HEAD","path":"/js/a/h","rate":100}`)
+	w.set(gateway.PolicyRateLimit, "own-get", `{"method":"GET","path":"/js/a/h","rate":1,"per":"1h","burst":1}`)
+	w.set(gateway.PolicySignature, "sign", `{"paths":["/js/a/open"],"methods":["GET"]}`)
+	head := func(path string) gateway.Request {
+		return with(get(path), func(r *gateway.Request) { r.Method = "HEAD" })
+	}
+	require.Equal(t, gateway.Forbidden, w.ask(with(head("/js/a/admin"), token("t7"))))
+	require.Empty(t, w.ask(head("/js/a/r")))
+	require.Equal(t, gateway.RateLimited, w.ask(get("/js/a/r")), "one bucket")
+	require.Empty(t, w.ask(head("/js/a/h")))
+	require.Empty(t, w.ask(head("/js/a/h")), "a rule of its own")
+	require.Equal(t, gateway.SignatureMissing, w.ask(head("/js/a/open")))
+}
+
 // A policy that has never been good: what it guards is refused where the guard fails
 // closed, and the guard's other policies hold where it fails open.
 func TestAPolicyThatCannotBeUsed(t *testing.T) {
@@ -230,6 +285,55 @@ func TestAPolicyThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+// A valid user of a service whose identity policy cannot be used (another sealing key,
+// say) must not pass for an anonymous one.
+func TestAnIdentityPolicyThatCannotBeUsedClosesItsServices(t *testing.T) {
+	w := newWorld(t)
+	const broken = `"mode":"jwt","jwt":{"algorithms":["HS256"],"keys":[{"sealed":"v1.of.another"}]}}`
+	w.store.Put(gateway.PolicyIdentity, "broken", `{"services":["ai"],`+broken)
+	require.NoError(t, w.policies.Refresh(t.Context()))
+	require.Equal(t, gateway.PolicyInvalid, w.ask(with(get("/js/a/x"), token("a.b.c"))))
+	require.Empty(t, w.ask(with(get("/js/a/x"), func(r *gateway.Request) { r.ServiceID = "docs" })))
+
+	w.store.Put(gateway.PolicyIdentity, "broken", `{"services":["ai"],"enabled":false,`+broken)
+	require.NoError(t, w.policies.Refresh(t.Context()))
+	require.Empty(t, w.ask(get("/js/a/x")), "it is not in force")
+
+	w.store.Put(gateway.PolicyIdentity, "broken", `{`+broken)
+	w.set(gateway.PolicyIdentity, "own", `{"services":["ai"],"mode":"token"}`)
+	require.Empty(t, w.ask(with(get("/js/a/x"), token("t7"))), "the service has a policy of its own")
+	require.Equal(t, gateway.Unauthenticated, w.ask(get("/js/a/x")))
+}
+
+func TestAnAppThatCannotBeUsedIsUnknown(t *testing.T) {
+	w := newWorld(t)
+	w.store.Put(gateway.PolicyApps, "partner", `{"secrets":[{"sealed":"v1.of.another"}]}`)
+	w.set(gateway.PolicySignature, "s", `{"paths":["/js/a/open/**"]}`)
+	require.Empty(t, w.ask(get("/js/a/x")), "all others go on")
+	require.Equal(t, gateway.SignatureUnknownApp, w.ask(with(get("/js/a/open/x"), func(r *gateway.Request) {
+		r.Query = "client-id=partner&timestamp=1&sign=1"
+	})))
+}
+
+// A guard whose switch is in shadow mode refuses nothing, also if it cannot check.
+func TestAGuardInShadowModeFailsOpen(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyAccess, "a", `{"type":"rbac","path":"/js/a/x","roles":["admin"]}`)
+	w.rolesErr = errDown
+	require.Equal(t, gateway.StoreUnavailable, w.ask(with(get("/js/a/x"), token("t7"))))
+	w.set(gateway.PolicyGuards, "access", `{"shadow":true}`)
+	require.Empty(t, w.ask(with(get("/js/a/x"), token("t7"))))
+}
+
+func TestAMistakeInAGuardIsNoWorseThanAStoreThatIsDown(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1}`)
+	w.set(gateway.PolicyAccess, "a", `{"type":"rbac","path":"/js/a/x","roles":["admin"]}`)
+	w.limiter, w.roles = nil, nil // the call of a method of nil panics
+	require.Empty(t, w.ask(get("/js/a/r")), "the limiter fails open")
+	require.Equal(t, int64(1), w.counts("rate-limit")["unchecked"])
+}
+
 func TestAnExplanationTakesAndCountsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1,"per":"1h","burst":1}`)
@@ -237,7 +341,7 @@ func TestAnExplanationTakesAndCountsNothing(t *testing.T) {
 		ctx, trace := gateway.WithTrace(t.Context())
 		refusal, _ := w.check(ctx, get("/js/a/r"))
 		require.Nil(t, refusal)
-		require.Len(t, trace.Steps(), len(policy.Guards))
+		require.Len(t, trace.Steps(), len(guard.Names()))
 	}
 	require.Empty(t, w.counts("rate-limit"))
 	require.Empty(t, w.ask(get("/js/a/r")))
@@ -268,4 +372,44 @@ func TestWhatThePoliciesWouldHaveDone(t *testing.T) {
 	require.Zero(t, none.Refused, none)
 	require.Equal(t, 1, would(gateway.PolicyChange{Kind: gateway.PolicyAccess, ID: "old"}).Admitted)
 	require.Equal(t, int64(1), w.counts("access")["refused"], "nothing is counted")
+}
+
+// Clients choose how long their paths are.
+func TestWhatIsUnreasonablyLongIsNotRemembered(t *testing.T) {
+	w := newWorld(t)
+	for _, long := range []func(*gateway.Request){
+		func(r *gateway.Request) { r.Path += strings.Repeat("a", 5000) },
+		func(r *gateway.Request) { r.Method = strings.Repeat("A", 5000) },
+		func(r *gateway.Request) { r.Source = strings.Repeat("a", 5000) },
+	} {
+		w.ask(with(get("/js/a/"), long))
+	}
+	w.ask(get("/js/a/x"))
+	require.Equal(t, 1, w.chain.Replay(t.Context(), w.policies.Snapshot(), w.policies.Snapshot()).Requests)
+}
+
+func TestARateNearZeroHasAWait(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyRateLimit, "r", `{"path":"/js/a/r","rate":1e-300,"burst":1}`)
+	require.Empty(t, w.ask(get("/js/a/r")))
+	refusal, _ := w.check(t.Context(), get("/js/a/r"))
+	require.Positive(t, refusal.RetryAfter)
+}
+
+// A request that began under the policies of before still asks what they want.
+func TestAVerifierOutlivesItsPolicyByOneSnapshot(t *testing.T) {
+	w := newWorld(t)
+	directory := guard.NewDirectory(w, discard, time.Now)
+	defer directory.Close()
+	w.set(gateway.PolicyIdentity, "i", `{"mode":"jwt","jwt":{"algorithms":["HS256"],"keys":[{"value":"0123456789abcdef0123456789abcdef"}]}}`)
+	before := w.policies.Snapshot().Identity("ai")
+	directory.Follow(w.policies.Snapshot())
+	for range 2 {
+		_, err := directory.Subject(t.Context(), "ai", "no.good.token", before)
+		require.ErrorIs(t, err, gateway.ErrNotFound)
+		directory.Follow(policy.Empty())
+	}
+	_, err := directory.Subject(t.Context(), "ai", "no.good.token", before)
+	require.NotErrorIs(t, err, gateway.ErrNotFound)
+	require.Error(t, err)
 }

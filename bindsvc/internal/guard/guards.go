@@ -13,6 +13,15 @@ type Parts struct {
 	Roles       RoleLister
 }
 
+// Names are those of all guards, and of their master switches.
+func Names() []string {
+	var names []string
+	for _, g := range guards(Parts{}) {
+		names = append(names, g.Name())
+	}
+	return names
+}
+
 // guards are all of them.
 func guards(p Parts) []Guard {
 	return []Guard{

@@ -18,12 +18,18 @@ func (identity) Name() string { return policy.GuardIdentity }
 func (identity) Cost() Cost   { return CostSession }
 
 // Failure is about the revoked tokens: who a token belongs to fails closed always, since
-// a request of a user must not pass for an anonymous one.
+// a request of a user must not pass for an anonymous one. So does a policy that cannot
+// be used where no policy of the service's own says how its users are known.
 func (identity) Failure(q *Question) Failure {
-	if q != nil {
-		if p := q.Policies.Identity(q.Service.ID); p != nil && p.BlacklistFailure == policy.FailureClosed {
-			return Closed
-		}
+	if q == nil {
+		return Open
+	}
+	p := q.Policies.Identity(q.Service.ID)
+	switch {
+	case q.Policies.IsBroken(policy.GuardIdentity, q.Service.ID) && (p == nil || len(p.Services) == 0):
+		return Closed
+	case p != nil && p.BlacklistFailure == policy.FailureClosed && !p.Shadow:
+		return Closed
 	}
 	return Open
 }

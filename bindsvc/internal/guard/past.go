@@ -22,6 +22,10 @@ type past struct {
 	next int
 }
 
+// longestPast is how many bytes of texts a request may have to be remembered: clients
+// choose them, and 10,000 of a megabyte each are all the memory there is.
+const longestPast = 4 << 10
+
 // pastRequest is what is remembered of a request, and the Subjects that knows whose it was.
 type pastRequest struct {
 	at      time.Time
@@ -52,9 +56,10 @@ func (p *past) all() []pastRequest {
 	return slices.Concat(p.ring[p.next:], p.ring[:p.next])
 }
 
-// Remember keeps the request for Replay. It is called when it has been decided.
+// Remember keeps the request for Replay, unless its path and other texts are
+// unreasonably long. It is called when it has been decided.
 func (c *Chain) Remember(ctx context.Context, q *Question) {
-	if gateway.TraceOf(ctx) != nil {
+	if gateway.TraceOf(ctx) != nil || len(q.Path)+len(q.Method)+len(q.Username)+len(q.Source)+len(q.ID) > longestPast {
 		return
 	}
 	r := pastRequest{at: q.Now, service: q.Service, req: q.Request, app: q.App, unknown: q.unknown}

@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/policy"
@@ -21,31 +22,34 @@ func (rateLimit) Failure(*Question) Failure { return Open }
 // Check implements Guard. A policy in shadow mode counts by itself, so that it takes
 // nothing from the others.
 func (g rateLimit) Check(ctx context.Context, q *Question) error {
-	rules := q.Policies.Limits(q.Service.ID, q.Method, q.Resource)
-	if len(rules) == 0 {
-		return nil
+	inForce, onTrial := q.Policies.Limits(q.Service.ID, q.Method, q.Resource)
+	if _, allInShadow := q.Policies.IsEnabled(g.Name()); allInShadow {
+		inForce, onTrial = nil, slices.Concat(inForce, onTrial)
 	}
-	_, allInShadow := q.Policies.IsEnabled(g.Name())
-	var enforced []*policy.LimitRule
+	for _, rule := range onTrial {
+		if bucket, isCounted := g.bucket(ctx, q, rule); isCounted {
+			if err := g.count(ctx, q, []*policy.LimitRule{rule}, []gateway.Bucket{bucket}); err != nil {
+				return err
+			}
+		}
+	}
+	var counting []*policy.LimitRule
 	var buckets []gateway.Bucket
-	for _, rule := range rules {
-		subject, isCounted := g.subject(ctx, q, rule)
-		if !isCounted {
-			continue
-		}
-		bucket := gateway.Bucket{Key: rule.ID + ":" + rule.By + ":" + subject, Rate: rule.PerSecond, Burst: rule.Capacity}
-		if !rule.Shadow && !allInShadow {
-			enforced, buckets = append(enforced, rule), append(buckets, bucket)
-			continue
-		}
-		if err := g.count(ctx, q, []*policy.LimitRule{rule}, []gateway.Bucket{bucket}); err != nil {
-			return err
+	for _, rule := range inForce {
+		if bucket, isCounted := g.bucket(ctx, q, rule); isCounted {
+			counting, buckets = append(counting, rule), append(buckets, bucket)
 		}
 	}
 	if len(buckets) == 0 {
 		return nil
 	}
-	return g.count(ctx, q, enforced, buckets)
+	return g.count(ctx, q, counting, buckets)
+}
+
+// bucket is the rule's for this request; false if it does not count this one.
+func (g rateLimit) bucket(ctx context.Context, q *Question, rule *policy.LimitRule) (gateway.Bucket, bool) {
+	subject, isCounted := g.subject(ctx, q, rule)
+	return gateway.Bucket{Key: rule.ID + ":" + rule.By + ":" + subject, Rate: rule.PerSecond, Burst: rule.Capacity}, isCounted
 }
 
 // subject is whose requests the rule counts together; false if it does not count this one.

@@ -29,24 +29,38 @@ func (signature) Name() string              { return policy.GuardSignature }
 func (signature) Cost() Cost                { return CostComputation }
 func (signature) Failure(*Question) Failure { return Closed }
 
-// Check implements Guard.
+// Check implements Guard. What is in shadow mode neither refuses, be it because the
+// nonces cannot be asked, nor takes the place of what does.
 func (g signature) Check(ctx context.Context, q *Question) error {
-	rule := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
-	if rule == nil {
+	inForce, onTrial := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
+	if inForce != nil {
+		app, refusal, err := g.verify(ctx, q, inForce, true)
+		switch {
+		case err != nil:
+			return err
+		case refusal != nil:
+			if err := q.refuse(g.Name(), inForce.ID, false, refusal); err != nil {
+				return err
+			}
+		}
+		q.App = app
+	}
+	if onTrial == nil {
 		return nil
 	}
-	app, refusal, err := g.verify(ctx, q, rule)
+	app, refusal, err := g.verify(ctx, q, onTrial, inForce == nil) // a nonce is good once, for whichever rule
 	switch {
 	case err != nil:
-		return err
 	case refusal != nil:
-		return q.refuse(g.Name(), rule.ID, rule.Shadow, refusal)
+		_ = q.refuse(g.Name(), onTrial.ID, true, refusal)
+	case inForce == nil:
+		q.App = app
 	}
-	q.App = app
 	return nil
 }
 
-func (g signature) verify(ctx context.Context, q *Question, rule *policy.SignatureRule) (app string, refusal *gateway.Error, err error) {
+// verify returns the app that has signed the request as the rule wants, or the refusal.
+func (g signature) verify(ctx context.Context, q *Question, rule *policy.SignatureRule, useNonce bool) (app string, refusal *gateway.Error, err error) {
 	refuse := func(reason gateway.Reason, format string, args ...any) *gateway.Error {
 		return &gateway.Error{Reason: reason, Cause: fmt.Errorf("by policy %s: %w", rule.ID, fmt.Errorf(format, args...))}
 	}
@@ -81,7 +95,7 @@ func (g signature) verify(ctx context.Context, q *Question, rule *policy.Signatu
 	if !parameters.isSignedWith(known.GoodSecrets(q.Now), rule.Sign, sign) {
 		return "", refuse(gateway.SignatureInvalid, "the signature is another"), nil
 	}
-	if !rule.Nonce || gateway.TraceOf(ctx) != nil {
+	if !rule.Nonce || !useNonce || gateway.TraceOf(ctx) != nil {
 		return clientID, nil, nil
 	}
 	if len(nonce) > maxNonce {

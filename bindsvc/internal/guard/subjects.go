@@ -34,6 +34,7 @@ type verifier struct {
 	config session.JWTConfig
 	jwt    *session.JWT
 	stop   context.CancelFunc
+	isLate bool // the policies of now do not want it; requests that began under earlier ones may
 }
 
 // NewDirectory makes a Directory. It reads no JWT before Follow.
@@ -63,13 +64,20 @@ func (d *Directory) Subject(ctx context.Context, serviceID, token string, identi
 }
 
 // Follow takes over what the snapshot says of JWTs. A verifier whose configuration is
-// the same stays, with the keys it has fetched.
+// the same stays, with the keys it has fetched. One that is not wanted any more ends with
+// the next snapshot: no user may be refused for having asked in between.
 func (d *Directory) Follow(snapshot *policy.Snapshot) {
 	wanted := snapshot.JWTs()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, v := range d.verifiers {
-		if config, ok := wanted[id]; !ok || !reflect.DeepEqual(config, v.config) {
+		config, isWanted := wanted[id]
+		switch {
+		case isWanted && reflect.DeepEqual(config, v.config):
+			v.isLate = false
+		case !isWanted && !v.isLate:
+			v.isLate = true
+		default:
 			v.stop()
 			delete(d.verifiers, id)
 		}
@@ -84,7 +92,7 @@ func (d *Directory) Follow(snapshot *policy.Snapshot) {
 			continue
 		}
 		ctx, stop := context.WithCancel(context.Background())
-		d.verifiers[id] = &verifier{config, jwt, stop}
+		d.verifiers[id] = &verifier{config: config, jwt: jwt, stop: stop}
 		d.running.Go(func() { // ends with Follow or Close
 			if err := jwt.Run(ctx); err != nil {
 				d.log.Error("key set no longer refreshed", "id", id, "error", err)

@@ -26,7 +26,7 @@ import (
 	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/httpapi"
-	"github.com/homenode/homenode/bindsvc/internal/policy"
+	"github.com/homenode/homenode/bindsvc/internal/guard"
 )
 
 // userTable is the nodes' own users and their sessions.
@@ -416,7 +416,7 @@ func TestEveryOperationOfTheDocument(t *testing.T) {
 	status, err := client.GetStatusWithResponse(ctx)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, *status.JSON200.Data.Services[0].Bindings)
-	require.Len(t, status.JSON200.Data.Guards, len(policy.Guards))
+	require.Len(t, status.JSON200.Data.Guards, len(guard.Names()))
 	gone, err := client.UnbindWithResponse(ctx, bound.JSON200.Data.ID)
 	require.NoError(t, err)
 	require.Equal(t, "n2", gone.JSON200.Data.NodeID)

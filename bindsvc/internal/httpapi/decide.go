@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 	"github.com/homenode/homenode/bindsvc/internal/traefikconf"
 )
 
@@ -86,8 +86,19 @@ func (s *Server) refuseDecision(c echo.Context, req gateway.Request, serviceID s
 	if len(refusal.Need) > 0 {
 		c.Response().Header().Set(headerNeed, strings.Join(refusal.Need, ", "))
 	}
+	code, text, isForApp := s.asClientsRead(refusal, req, serviceID)
+	if isForApp {
+		c.Response().Header().Set(headerClientStatus, strconv.Itoa(http.StatusOK))
+	}
+	s.write(c, refusal, refusal.Reason.Status(), code, text)
+	return nil
+}
+
+// asClientsRead returns the business code (0: the HTTP status) and the text that are agreed
+// for a refusal, and whether this client reads them with HTTP 200.
+func (s *Server) asClientsRead(refusal *gateway.Error, req gateway.Request, serviceID string) (code int, text gateway.Text, isForApp bool) {
 	answers := s.policies.Snapshot().Answers(serviceID)
-	code, text := s.degraded(refusal, serviceID, req.Path)
+	code, text = s.degraded(refusal, serviceID, req.Path)
 	isAgreed := code != 0
 	if refusal.Guard != "" {
 		isAgreed = true
@@ -95,11 +106,7 @@ func (s *Server) refuseDecision(c echo.Context, req gateway.Request, serviceID s
 			code, text = answers.Codes[refusal.Reason], refusal.Text.Or(answers.Messages[refusal.Reason])
 		}
 	}
-	if isAgreed && answers.IsClient(req.Source) {
-		c.Response().Header().Set(headerClientStatus, strconv.Itoa(http.StatusOK))
-	}
-	s.write(c, refusal, refusal.Reason.Status(), code, text)
-	return nil
+	return code, text, isAgreed && answers.IsClient(req.Source)
 }
 
 func (s *Server) cacheControl(decision gateway.Decision) string {
@@ -122,7 +129,9 @@ func (s *Server) readRequest(c echo.Context) (gateway.Request, error) {
 		if uri, err = url.ParseRequestURI(raw); err != nil {
 			return req, invalid("X-Forwarded-Uri is no path") // the error would quote a query with a token
 		}
-		req.Path = path.Clean(uri.Path)
+		if req.Path, err = policy.PathOf(uri.EscapedPath()); err != nil {
+			return req, invalid(err.Error())
+		}
 	}
 	if req.ServiceID == "" && req.Path == "" {
 		return req, invalid("X-Homenode-Service or X-Forwarded-Uri is needed")

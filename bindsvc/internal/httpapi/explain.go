@@ -14,6 +14,7 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 )
 
 // Explain decides a request as live traffic is decided, under a trace.
@@ -38,7 +39,7 @@ func (a admin) Explain(c echo.Context, params api.ExplainParams) error {
 	}
 	return a.succeed(c, api.Explanation{
 		ServiceID: orNull(decision.ServiceID), Request: described, Steps: steps,
-		Verdict: a.verdict(c, decision, refusal), WhatWouldChangeIt: whatWouldChange(decision, refusal, req),
+		Verdict: a.verdict(c, req, decision, refusal), WhatWouldChangeIt: whatWouldChange(decision, refusal, req),
 	})
 }
 
@@ -67,26 +68,31 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 	}
 	snapshot := a.registry.Snapshot()
 	service, known := snapshot.Service(req.ServiceID)
+	routed := "" // the path by which Traefik and the plugin choose
 	if raw := textOf(params.Path); raw != "" {
 		uri, err := url.ParseRequestURI(raw)
 		if err != nil || !strings.HasPrefix(uri.Path, "/") {
 			return req, "", invalid("path: want a path such as /js/a/cases")
 		}
-		req.Path, req.Query, req.QueryTold = asRouted(uri.Path), uri.RawQuery, true
-		at, covered := snapshot.ServiceAt(req.Path)
+		if req.Path, err = policy.PathOf(asRouted(dots.Replace(uri.EscapedPath()))); err != nil {
+			return req, "", invalid(err.Error())
+		}
+		req.Query, req.QueryTold = uri.RawQuery, true
+		routed = asRouted(uri.Path)
+		at, covered := snapshot.ServiceAt(routed)
 		if req.ServiceID != "" && known && (!covered || at.ID != req.ServiceID) {
 			return req, "", invalid(fmt.Sprintf("path: service %q does not have it", req.ServiceID))
 		}
 		service, known = at, covered
 	} else if known {
-		req.Path = service.PathPrefix
+		req.Path, routed = service.PathPrefix, service.PathPrefix
 	}
 	if req.ServiceID == "" && req.Path == "" {
 		return req, "", invalid("serviceId or path is needed")
 	}
 
-	described = method + " " + req.Path
-	req.Login = known && method == http.MethodPost && req.Path == service.FullLoginPath() && userID == ""
+	described = method + " " + routed
+	req.Login = known && method == http.MethodPost && routed == service.FullLoginPath() && userID == ""
 	switch {
 	case req.Login:
 		req.Username = usable(username)
@@ -126,6 +132,9 @@ func setClient(req *gateway.Request, params api.ExplainParams) error {
 	return nil
 }
 
+// dots are decoded by Traefik before it cleans a path.
+var dots = strings.NewReplacer("%2e", ".", "%2E", ".")
+
 // asRouted is a path as Traefik passes it on to the plugin: clean, but with its last slash.
 func asRouted(raw string) string {
 	clean := path.Clean(raw)
@@ -135,10 +144,17 @@ func asRouted(raw string) string {
 	return clean
 }
 
-func (a admin) verdict(c echo.Context, decision gateway.Decision, refusal *gateway.Error) api.Verdict {
+// verdict is the decision as the client of the request would meet it.
+func (a admin) verdict(c echo.Context, req gateway.Request, decision gateway.Decision, refusal *gateway.Error) api.Verdict {
 	if refusal != nil {
-		reason := string(refusal.Reason)
-		return api.Verdict{Reason: &reason, Status: refusal.Reason.Status(), Message: a.messageOf(c, refusal)}
+		reason, status := string(refusal.Reason), refusal.Reason.Status()
+		_, text, isForApp := a.asClientsRead(refusal, req, decision.ServiceID)
+		if isForApp {
+			status = http.StatusOK
+		}
+		told := *refusal
+		told.Text = text.Or(refusal.Text)
+		return api.Verdict{Reason: &reason, Status: status, Message: a.messageOf(c, &told)}
 	}
 	verdict := api.Verdict{Forward: true, NodeID: &decision.NodeID, UserID: orNull(decision.UserID), Status: http.StatusOK, Message: "→ " + decision.NodeID}
 	if decision.Epoch > 0 {
@@ -187,24 +203,24 @@ func whatWouldChange(decision gateway.Decision, refusal *gateway.Error, req gate
 // whatGuardsWant says how a guard's refusal could be undone. Which policy refused is in the steps.
 func whatGuardsWant(serviceID string, refusal *gateway.Error) []string {
 	off := "switching the guard off, or to shadow mode, for all services: homenode guards off " + refusal.Guard
-	policy := func(kind gateway.PolicyKind) string {
+	another := func(kind gateway.PolicyKind) string {
 		return fmt.Sprintf("another policy: homenode policies list %s --service %s, then homenode policies set %s ID -f FILE --dry-run", kind, serviceID, kind)
 	}
 	switch refusal.Reason {
 	case gateway.InMaintenance:
 		return []string{"the end of the maintenance: homenode maintenance off --id ID", "being a tester: homenode maintenance on … --tester-address ADDRESS --tester-user USER", off}
 	case gateway.Unauthenticated:
-		return []string{"a token that is good: one of a new login, if the user was kicked out or has logged out", policy(gateway.PolicyIdentity), off}
+		return []string{"a token that is good: one of a new login, if the user was kicked out or has logged out", another(gateway.PolicyIdentity), off}
 	case gateway.SignatureUnknownApp:
-		return []string{"the app, enabled, with this service among its services: homenode apps add CLIENT-ID", policy(gateway.PolicySignature), off}
+		return []string{"the app, enabled, with this service among its services: homenode apps add CLIENT-ID", another(gateway.PolicySignature), off}
 	case gateway.SignatureMissing, gateway.SignatureExpired, gateway.SignatureInvalid, gateway.SignatureReplayed, gateway.SignatureUnreadable:
-		return []string{"a request that is signed as the policy wants, with a clock that is right", policy(gateway.PolicySignature), off}
+		return []string{"a request that is signed as the policy wants, with a clock that is right", another(gateway.PolicySignature), off}
 	case gateway.RateLimited:
-		return []string{fmt.Sprintf("time: the bucket holds one again in %s", refusal.RetryAfter.Round(time.Millisecond)), policy(gateway.PolicyRateLimit), off}
+		return []string{fmt.Sprintf("time: the bucket holds one again in %s", refusal.RetryAfter.Round(time.Millisecond)), another(gateway.PolicyRateLimit), off}
 	case gateway.Forbidden:
-		return []string{"a role of the policy: homenode roles set --service " + serviceID + " --user ID ROLE …", policy(gateway.PolicyAccess), off}
+		return []string{"a role of the policy: homenode roles set --service " + serviceID + " --user ID ROLE …", another(gateway.PolicyAccess), off}
 	case gateway.NotFound, gateway.MethodNotAllowed:
-		return []string{policy(gateway.PolicyAccess), off}
+		return []string{another(gateway.PolicyAccess), off}
 	case gateway.PolicyInvalid:
 		return []string{"a policy that can be used: homenode policies names the one that cannot", off}
 	case gateway.StoreUnavailable:

@@ -46,6 +46,12 @@ type bundle struct {
 
 func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	t.Helper()
+	return setupCached(t, change, nil)
+}
+
+// setupCached has a cache of policies beside the embedded store, unless it is nil.
+func setupCached(t testing.TB, change func(*httpapi.Options), cache gateway.PolicyCache) *bundle {
+	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store, err := sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "homenode.db"), sqlite.Options{})
 	require.NoError(t, err)
@@ -76,7 +82,7 @@ func setup(t testing.TB, change func(*httpapi.Options)) *bundle {
 	sealer, err := policy.NewSealer(policyKey)
 	require.NoError(t, err)
 	b.policies = policy.NewKeeper(policy.Parts{
-		Store: store, Sealer: sealer, Changed: subjects.Follow, Log: log, Now: time.Now,
+		Store: store, Cache: cache, Sealer: sealer, Guards: guard.Names(), Changed: subjects.Follow, Log: log, Now: time.Now,
 		Services: func(id string) bool { _, ok := nodes.Snapshot().Service(id); return ok },
 	})
 	guards := guard.NewChain(guard.Parts{Subjects: subjects, Revocations: store, Nonces: buckets, Limiter: buckets, Roles: roles}, b.policies.Snapshot, log, time.Now)

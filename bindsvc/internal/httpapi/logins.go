@@ -54,11 +54,11 @@ func (s *Server) login(c echo.Context) error {
 	// The token first: should the binding fail, its user is refused until the
 	// retry succeeds, and not taken for an anonymous one.
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
-	if err := s.admit(ctx, service.ID, report.Token, report.UserID); err != nil {
-		return gateway.Unavailable(err)
-	}
 	result, err := s.bindings.BindIfAbsent(ctx, login)
 	s.metrics.loggedIn(service.ID, result, err)
+	// Neither waits for the other's store: a user whose token cannot be admitted yet must
+	// not be bound elsewhere meanwhile, nor be refused as kicked out for want of a binding.
+	admitErr := s.admit(ctx, service.ID, report.Token, report.UserID)
 	var conflict *gateway.ConflictError
 	switch {
 	case errors.As(err, &conflict):
@@ -72,6 +72,9 @@ func (s *Server) login(c echo.Context) error {
 	if result.Binding.NodeID != login.NodeID {
 		s.log.WarnContext(ctx, "login took place on another node than the user's: the next request goes to the user's", "service", service.ID,
 			"user", result.Binding.UserID, "node", result.Binding.NodeID, "login_node", login.NodeID, "request", report.RequestID)
+	}
+	if admitErr != nil {
+		return gateway.Unavailable(admitErr)
 	}
 	return c.JSON(http.StatusOK, loginAnswer{Node: result.Binding.NodeID, Created: result.Created})
 }

@@ -1,10 +1,12 @@
 package httpapi_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -311,7 +313,8 @@ func TestTenThousandPoliciesAtOnce(t *testing.T) {
 	r := b.call(http.MethodPost, "/policies/rate-limit", list(10_000, ""))
 	require.Equal(t, http.StatusOK, r.Code, "%.300s", r.Body)
 	require.Equal(t, 10_000, b.policies.Snapshot().Count(gateway.PolicyRateLimit))
-	require.Len(t, b.policies.Snapshot().Limits("ai", "GET", "/js/a/interfaces/9999/x"), 1)
+	limits, _ := b.policies.Snapshot().Limits("ai", "GET", "/js/a/interfaces/9999/x")
+	require.Len(t, limits, 1)
 	require.Equal(t, http.StatusOK, b.call(http.MethodPost, "/policies/rate-limit", list(3, "")).Code)
 	require.Equal(t, 3, b.policies.Snapshot().Count(gateway.PolicyRateLimit))
 
@@ -362,4 +365,56 @@ func TestPoliciesAreShownWhileTheStoreCannotBeAsked(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.call(http.MethodGet, "/policies/degradation/d", "").Code)
 	requireRefused(t, b.call(http.MethodPut, "/policies/degradation/d", `{"code":2}`), gateway.StoreUnavailable)
 	requireRefused(t, b.call(http.MethodGet, "/policies/degradation/history", ""), gateway.StoreUnavailable)
+}
+
+// policyCache is a gateway.PolicyCache in memory, of one instance.
+type policyCache struct {
+	gateway.PolicyCache
+	served   []gateway.Policy
+	revision int64
+	pending  []gateway.PendingPolicy
+}
+
+func (p *policyCache) PublishPolicies(_ context.Context, policies []gateway.Policy, revision int64) error {
+	p.served, p.revision = policies, revision
+	return nil
+}
+
+func (p *policyCache) ServedPolicies(context.Context) ([]gateway.Policy, int64, error) {
+	return p.served, p.revision, nil
+}
+
+func (p *policyCache) AddPending(_ context.Context, pending gateway.PendingPolicy) error {
+	p.pending = append(slices.DeleteFunc(p.pending, func(old gateway.PendingPolicy) bool { return old.Kind == pending.Kind && old.ID == pending.ID }), pending)
+	return nil
+}
+
+func (p *policyCache) PendingPolicies(context.Context) ([]gateway.PendingPolicy, error) {
+	return p.pending, nil
+}
+
+func TestASwitchIsPendingWhileTheStoreIsDown(t *testing.T) {
+	b := setupCached(t, nil, &policyCache{})
+	require.Equal(t, http.StatusOK, b.call(http.MethodPut, "/policies/degradation/d", `{"code":1}`).Code)
+	require.NoError(t, b.store.Close())
+	client, _, _ := newClient(t, b)
+	set, err := client.SetPolicyWithResponse(t.Context(), api.KindMaintenance, "main", nil, api.Policy(`{"message":{"zh":"升级"}}`))
+	require.NoError(t, err)
+	require.NotNil(t, set.JSON200, string(set.Body))
+	require.True(t, set.JSON200.Data.Pending)
+	require.Nil(t, set.JSON200.Data.Record.Revision)
+	overview, err := client.GetPoliciesWithResponse(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, overview.JSON200.Data.Pending)
+	require.Equal(t, api.OriginRedis, overview.JSON200.Data.Origin)
+	one, err := client.GetPolicyWithResponse(t.Context(), api.KindMaintenance, "main")
+	require.NoError(t, err)
+	require.Equal(t, set.JSON200.Data.Record.Etag, one.JSON200.Data.Etag)
+	require.Contains(t, b.ask(http.MethodGet, "/js/a/cases").Header().Get("X-Gateway-Reason"), "MAINTENANCE")
+	requireRefused(t, b.call(http.MethodPut, "/policies/degradation/d", `{"code":2}`), gateway.StoreUnavailable)
+	requireRefused(t, b.call(http.MethodPost, "/policies/maintenance/rollback", `{"revision":0}`), gateway.StoreUnavailable)
+	off, err := client.DeletePolicyWithResponse(t.Context(), api.KindMaintenance, "main", &api.DeletePolicyParams{IfMatch: &one.JSON200.Data.Etag})
+	require.NoError(t, err)
+	require.True(t, off.JSON200.Data.Pending, string(off.Body))
+	require.Empty(t, off.JSON200.Data.Record)
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,8 +44,9 @@ type Keeper struct {
 	store    gateway.Policies
 	cache    gateway.PolicyCache // nil: there is none
 	sealer   *Sealer
+	guards   []string             // that have a master switch; nil: any
 	services func(id string) bool // whether there is such a service
-	changed  func(*Snapshot)      // called with every new snapshot, one at a time
+	changed  func(*Snapshot)      // called with every snapshot before it is in force, one at a time
 	log      *slog.Logger
 	now      func() time.Time
 
@@ -58,11 +60,12 @@ type Keeper struct {
 	publishedAt time.Time
 }
 
-// Parts are what a Keeper needs; Cache may be nil, Services and Changed too.
+// Parts are what a Keeper needs; all but Store, Sealer, Log and Now may be nil.
 type Parts struct {
 	Store    gateway.Policies
 	Cache    gateway.PolicyCache
 	Sealer   *Sealer
+	Guards   []string // that have a master switch
 	Services func(id string) bool
 	Changed  func(*Snapshot)
 	Log      *slog.Logger
@@ -72,7 +75,7 @@ type Parts struct {
 // NewKeeper makes a Keeper. Nothing is read before Run or Refresh.
 func NewKeeper(parts Parts) *Keeper {
 	k := &Keeper{
-		store: parts.Store, cache: parts.Cache, sealer: parts.Sealer, services: parts.Services, changed: parts.Changed,
+		store: parts.Store, cache: parts.Cache, sealer: parts.Sealer, guards: parts.Guards, services: parts.Services, changed: parts.Changed,
 		log: parts.Log, now: parts.Now, kick: make(chan struct{}, 1),
 	}
 	if k.changed == nil {
@@ -147,19 +150,20 @@ func (k *Keeper) Refresh(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, pendingErr)
 	}
-	k.asked.Store(k.now().UnixNano())
 	now := k.Snapshot()
 	if policies == nil { // as it is
-		k.publish(ctx, now.policies, revision)
+		k.asked.Store(k.now().UnixNano())
+		k.publish(ctx, now.stored, revision)
 		return nil
 	}
 	next := compile(overlay(policies, pending), revision, k.sealer, now)
-	next.Origin, next.Pending, next.pending = origin, len(pending), pending
+	next.Origin, next.Pending, next.pending, next.stored = origin, len(pending), pending, policies
 	for _, p := range next.Problems {
 		k.log.ErrorContext(ctx, "policy that cannot be used", "kind", p.Kind, "id", p.ID, "last_good_version_holds", p.Kept, "error", p.Err)
 	}
+	k.changed(next) // before anybody can meet what it is told of
 	k.snapshot.Store(next)
-	k.changed(next)
+	k.asked.Store(k.now().UnixNano()) // not before: the first time makes the service ready, and nothing may pass unguarded
 	if origin == originDurable {
 		k.publish(ctx, policies, revision)
 	}
@@ -204,7 +208,9 @@ func (k *Keeper) load(ctx context.Context, revision int64, pending int, err erro
 		return nil, 0, "", errors.Join(err, errNothingServed)
 	case revision == 0, revision < now.Revision: // an emptied cache knows less than this instance
 		k.published = 0
-		return notNil(withoutPending(now)), now.Revision, originMemory, nil
+		return notNil(now.stored), now.Revision, originMemory, nil
+	case revision == now.Revision: // they are here already, and a cache may have evicted some
+		return notNil(now.stored), revision, originCache, nil
 	}
 	return notNil(served), revision, originCache, nil
 }
@@ -223,11 +229,6 @@ func notNil(policies []gateway.Policy) []gateway.Policy {
 		return []gateway.Policy{}
 	}
 	return policies
-}
-
-// withoutPending is what the snapshot had from a store.
-func withoutPending(s *Snapshot) []gateway.Policy {
-	return slices.DeleteFunc(slices.Clone(s.policies), func(p gateway.Policy) bool { return p.Revision == pendingRevision })
 }
 
 // pendingRevision marks a policy in a snapshot that the durable store does not have yet.
@@ -407,7 +408,7 @@ func (k *Keeper) Plan(now []gateway.Policy, wishes []Wish) ([]gateway.PolicyChan
 			}
 			body, err := k.sealer.Prepare(wish.Kind, wish.ID, wish.Body, stored, k.now())
 			if err == nil {
-				err = k.verifyServices(wish.Kind, body)
+				err = k.verifyNames(wish.Kind, wish.ID, body)
 			}
 			if err != nil {
 				problems = append(problems, prefixed(len(wishes) > 1, wish.ID, err))
@@ -429,9 +430,16 @@ func prefixed(needed bool, id string, err error) error {
 	return err
 }
 
-// verifyServices refuses a policy for a service that there is not: it would guard nothing.
-func (k *Keeper) verifyServices(kind gateway.PolicyKind, body []byte) error {
-	if k.services == nil || kind == gateway.PolicyGuards {
+// verifyNames refuses a policy for a service, and a switch for a guard, that there is
+// not: it would do nothing.
+func (k *Keeper) verifyNames(kind gateway.PolicyKind, id string, body []byte) error {
+	if kind == gateway.PolicyGuards {
+		if k.guards != nil && !slices.Contains(k.guards, id) {
+			return fmt.Errorf("id: want one of %s", strings.Join(k.guards, ", "))
+		}
+		return nil
+	}
+	if k.services == nil {
 		return nil
 	}
 	var scope Common

@@ -15,7 +15,7 @@ import (
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 )
 
-// The guards, as the master switches and the status name them.
+// The guards that have policies, as the master switches and the status name them.
 const (
 	GuardMaintenance = "maintenance"
 	GuardSignature   = "signature"
@@ -23,9 +23,6 @@ const (
 	GuardRateLimit   = "rate-limit"
 	GuardAccess      = "access"
 )
-
-// Guards are all of them.
-var Guards = []string{GuardMaintenance, GuardSignature, GuardIdentity, GuardRateLimit, GuardAccess}
 
 // Limits of what one policy may hold: every list is bounded.
 const (
@@ -100,11 +97,11 @@ type Identity struct {
 }
 
 // UsesBlacklist reports whether tokens are looked up among the revoked ones.
-func (p *Identity) UsesBlacklist() bool {
-	if p.Blacklist != nil {
-		return *p.Blacklist
+func (i *Identity) UsesBlacklist() bool {
+	if i.Blacklist != nil {
+		return *i.Blacklist
 	}
-	return p.Mode != ModePassthrough
+	return i.Mode != ModePassthrough
 }
 
 // JWT says which JWTs are good (see session.JWTConfig).
@@ -399,8 +396,7 @@ func (*Access) secrets() []*Secret      { return nil }
 func (*Degradation) secrets() []*Secret { return nil }
 func (*Answers) secrets() []*Secret     { return nil }
 
-func (s *Switch) verify(id string, p *problems) {
-	p.oneOf("id", id, Guards...)
+func (s *Switch) verify(_ string, p *problems) {
 	p.short("remark", s.Remark)
 }
 

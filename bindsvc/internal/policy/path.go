@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"net/url"
 	"path"
 	"regexp"
 	"strings"
@@ -44,6 +45,45 @@ func Canonical(decoded string) string {
 		decoded = strings.Join(segments, "/")
 	}
 	return path.Clean("/" + decoded)
+}
+
+// ErrHiddenDots is what PathOf says of a path that no client needs, and that one server
+// takes for another path than the next.
+var ErrHiddenDots = errors.New("the path has a dot segment that is encoded, or has parameters")
+
+// PathOf decodes the path of a URL for Canonical. Parameters of segments end at the next
+// slash that is written as one: servers that know parameters take them off before they
+// decode, so that /admin;%2Fx is /admin to them.
+func PathOf(escaped string) (string, error) {
+	segments := strings.Split(escaped, "/")
+	for i, segment := range segments {
+		whole, err := url.PathUnescape(segment)
+		if err != nil {
+			return "", err
+		}
+		if hidesDots(segment, whole) {
+			return "", ErrHiddenDots
+		}
+		name, _, _ := strings.Cut(segment, ";")
+		if segments[i], err = url.PathUnescape(name); err != nil {
+			return "", err
+		}
+	}
+	return path.Clean("/" + strings.Join(segments, "/")), nil
+}
+
+// hidesDots reports whether a segment becomes . or .., or several of which one is, by
+// decoding it or by taking its parameters off.
+func hidesDots(segment, decoded string) bool {
+	if segment == "." || segment == ".." {
+		return false
+	}
+	for _, part := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
+		if name, _, _ := strings.Cut(part, ";"); name == "." || name == ".." {
+			return true
+		}
+	}
+	return false
 }
 
 // paths finds the values of all patterns that match a path, by its segments: the time

@@ -41,6 +41,31 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
+// What servers that know parameters of segments (Tomcat, Spring) make of a path.
+func TestPathOf(t *testing.T) {
+	for escaped, want := range map[string]string{
+		"": "/", "/": "/", "/a/b/": "/a/b", "/a/../b": "/b", "/a/%E4%BD%A0": "/a/你", "/a/x%2Fy": "/a/x/y", "/a/..x/...": "/a/..x/...",
+		"/a/b;x=1/c": "/a/b/c", "/admin;%2Fx": "/admin", "/admin;x%2F": "/admin", "/a/x.%2F.y": "/a/x./.y",
+	} {
+		got, err := PathOf(escaped)
+		require.NoError(t, err, escaped)
+		require.Equal(t, want, Canonical(got), escaped)
+	}
+}
+
+// One server takes such a path for another one than the next: /admin;%2F..%2Fpublic is
+// /admin to Tomcat and /public to whoever decodes first.
+func TestAPathThatHidesDotsIsNone(t *testing.T) {
+	for _, escaped := range []string{
+		"/admin;%2F..%2Fpublic", "/a/..;/b", "/a/..;x/../b", "/a/.;/b", "/a/%2e%2e/b", "/a/%2E/b", "/a/x%2F..", "/a/..%2Fb", "/a/..%3B/b", "/a/x%5C..%5Cb", "/a/x;..%2F../b",
+	} {
+		_, err := PathOf(escaped)
+		require.ErrorIs(t, err, ErrHiddenDots, escaped)
+	}
+	_, err := PathOf("/a/%zz")
+	require.Error(t, err)
+}
+
 func TestPatternsThatAreNone(t *testing.T) {
 	for _, pattern := range []string{"", "a", "/a/", "//", "/a//b", "/a/../b", "/a/**/b", "/a/b**", "/a/{id", "/a/{}", "/a/{i d}", "/a/x{id}", "/a/b;x", "/a?b", "/a#b", "/a/ b", "/" + strings.Repeat("a", 512)} {
 		require.Error(t, verifyPattern(pattern), pattern)

@@ -2,8 +2,10 @@ package policy
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -22,7 +24,8 @@ type Snapshot struct {
 	Pending  int    // switches in it that the durable store has not taken yet
 	Problems []Problem
 
-	policies []gateway.Policy             // as stored
+	policies []gateway.Policy             // in force
+	stored   []gateway.Policy             // of these, what a store has; nil: not known
 	pending  []gateway.PendingPolicy      // those of Pending
 	valid    map[policyKey]record         // the last good version of each
 	invalid  map[string][]Common          // by guard: scopes of policies that have no good version
@@ -54,10 +57,11 @@ type Problem struct {
 	Kept bool // the last good version is in force
 }
 
-// The kinds of policy that a guard's own failure policy is about.
+// The kinds of policy that a guard's own failure policy is about. An app that cannot be
+// used is none of them: it is as good as unknown.
 var guardOf = map[gateway.PolicyKind]string{
 	gateway.PolicyMaintenance: GuardMaintenance, gateway.PolicyIdentity: GuardIdentity, gateway.PolicySignature: GuardSignature,
-	gateway.PolicyApps: GuardSignature, gateway.PolicyRateLimit: GuardRateLimit, gateway.PolicyAccess: GuardAccess,
+	gateway.PolicyRateLimit: GuardRateLimit, gateway.PolicyAccess: GuardAccess,
 }
 
 // services is a set of service ids, or all of them.
@@ -145,28 +149,18 @@ func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *
 			problem.Kept, s.valid[key] = true, before.valid[key]
 		}
 		s.Problems = append(s.Problems, problem)
-		if guard := guardOf[p.Kind]; guard != "" && !problem.Kept {
-			s.invalid[guard] = append(s.invalid[guard], scopeOf(r))
+		scope := scopeOf(p.Body)
+		if guard := guardOf[p.Kind]; guard != "" && !problem.Kept && scope.IsEnabled() {
+			s.invalid[guard] = append(s.invalid[guard], scope)
 		}
 	}
 	return s
 }
 
-// scopeOf is the services of a policy as far as they could be read.
-func scopeOf(r record) Common {
-	switch r := r.(type) {
-	case *Maintenance:
-		return r.Common
-	case *Identity:
-		return r.Common
-	case *Signature:
-		return r.Common
-	case *RateLimit:
-		return r.Common
-	case *Access:
-		return r.Common
-	}
-	return Common{}
+// scopeOf is what a policy is about as far as it can be read: of nothing, all services.
+func scopeOf(body []byte) (scope Common) {
+	_ = json.Unmarshal(body, &scope) // reads the fields that it can
+	return scope
 }
 
 // put adds one policy; nothing of it if it returns an error.
@@ -407,16 +401,22 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 	}
 }
 
-// Signature returns the most specific rule for the interface, nil if there is none.
+// Signature returns the most specific rule in force for the interface, and the one in
+// shadow mode that would take its place; nil if there is none.
 // A preflight carries no signature: OPTIONS is only signed where a rule names it.
-func (s *Snapshot) Signature(serviceID, method, path string) *SignatureRule {
-	rule, _ := s.signatures.matches(path, func(g *SignatureRule) bool {
+func (s *Snapshot) Signature(serviceID, method, path string) (inForce, onTrial *SignatureRule) {
+	covers := func(g *SignatureRule) bool {
 		if len(g.Methods) == 0 {
-			return g.Covers(serviceID) && method != "OPTIONS"
+			return g.Covers(serviceID) && method != http.MethodOptions
 		}
-		return g.Covers(serviceID) && slices.Contains(g.Methods, method)
-	})
-	return rule
+		return g.Covers(serviceID) && slices.ContainsFunc(g.Methods, func(of string) bool { return isOrAnswers(of, method) })
+	}
+	inForce, _ = s.signatures.matches(path, func(g *SignatureRule) bool { return !g.Shadow && covers(g) })
+	first, _ := s.signatures.matches(path, covers)
+	if first != nil && first.Shadow {
+		onTrial = first
+	}
+	return inForce, onTrial
 }
 
 // LimitRule is a RateLimit in force.
@@ -443,32 +443,62 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 	s.perRequest.add(&r.Common)
 }
 
-// Limits returns the rules for the interface: those of the most specific path pattern
-// that has any, of these those for exactly this method, else those for any (seed 004).
-func (s *Snapshot) Limits(serviceID, method, path string) (rules []*LimitRule) {
-	s.limits.visit(path, func(values []*LimitRule) bool {
-		rules = forMethod(values, method, func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) })
-		return len(rules) > 0
-	})
-	return rules
+// Limits returns the rules in force for the interface: those of the most specific path
+// pattern that has any, of these those for exactly this method, else those for any (seed
+// 004). Those on trial are in shadow mode, and would be in force with or without others.
+func (s *Snapshot) Limits(serviceID, method, path string) (inForce, onTrial []*LimitRule) {
+	of := func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) }
+	inForce, would := rulesFor(&s.limits, method, path, of, func(r *LimitRule) bool { return r.Shadow })
+	return inForce, slices.DeleteFunc(would, func(r *LimitRule) bool { return !r.Shadow })
 }
 
-// forMethod keeps the rules that suit: for exactly the method, else for any.
+// rulesFor finds the rules in force, which no rule in shadow mode takes the place of, and
+// those that would be if there were no shadow mode; the latter only if they are others.
+func rulesFor[T any](rules *paths[T], method, path string, of func(T) (method string, suits bool), isShadow func(T) bool) (inForce, would []T) {
+	rules.visit(path, func(values []T) bool {
+		inForce = forMethod(values, method, func(r T) (string, bool) {
+			method, suits := of(r)
+			return method, suits && !isShadow(r)
+		})
+		return len(inForce) > 0
+	})
+	rules.visit(path, func(values []T) bool {
+		would = forMethod(values, method, of)
+		return len(would) > 0
+	})
+	if !slices.ContainsFunc(would, isShadow) {
+		would = nil
+	}
+	return inForce, would
+}
+
+// forMethod keeps the rules that suit: for exactly the method, else for GET where that
+// answers it, else for any.
 func forMethod[T any](rules []T, method string, of func(T) (method string, suits bool)) []T {
-	var exact, any []T
+	var exact, get, any []T
 	for _, rule := range rules {
 		switch of, suits := of(rule); {
 		case !suits:
 		case of == method:
 			exact = append(exact, rule)
+		case isOrAnswers(of, method):
+			get = append(get, rule)
 		case of == "":
 			any = append(any, rule)
 		}
 	}
-	if len(exact) > 0 {
-		return exact
+	for _, found := range [][]T{exact, get} {
+		if len(found) > 0 {
+			return found
+		}
 	}
 	return any
+}
+
+// isOrAnswers reports whether a rule for the method of is about a request: servers run
+// what answers GET for HEAD too.
+func isOrAnswers(of, method string) bool {
+	return of == method || of == http.MethodGet && method == http.MethodHead
 }
 
 // AccessRule is an Access in force.
@@ -493,17 +523,14 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 	}
 }
 
-// Access returns the rules of one type for the interface, those of the most specific path.
-func (s *Snapshot) Access(kind, serviceID, method, path string) (rules []*AccessRule) {
+// Access returns the rules of one type in force for the interface, those of the most
+// specific path, and what they would be without shadow mode, if that is not the same.
+func (s *Snapshot) Access(kind, serviceID, method, path string) (inForce, would []*AccessRule) {
 	of := s.access[kind]
 	if of == nil {
-		return nil
+		return nil, nil
 	}
-	of.visit(path, func(values []*AccessRule) bool {
-		rules = forMethod(values, method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) })
-		return len(rules) > 0
-	})
-	return rules
+	return rulesFor(of, method, path, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
 }
 
 // DegradationRule is a Degradation in force.

@@ -42,7 +42,7 @@ func (s *Store) FollowPolicies(ctx context.Context, changed func()) error {
 // listen calls heard when it has subscribed and for each message, until the connection breaks or ctx ends.
 func (s *Store) listen(ctx context.Context, heard func()) error {
 	feed := s.client.Subscribe(ctx, policyChannel)
-	defer feed.Close()
+	defer func() { _ = feed.Close() }()
 	// A read under way does not end with its context, but with its connection.
 	stop := context.AfterFunc(ctx, func() { _ = feed.Close() })
 	defer stop()

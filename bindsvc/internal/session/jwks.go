@@ -163,7 +163,7 @@ func (s *keyServer) fetch(ctx context.Context) (keys []verificationKey, skipped 
 	if err != nil {
 		return nil, nil, withoutURL(err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
 		return nil, nil, fmt.Errorf("the server answered with status %d", response.StatusCode)
 	}

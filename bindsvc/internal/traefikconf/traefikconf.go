@@ -149,7 +149,7 @@ type builder struct {
 func (b *builder) frame() {
 	s := b.settings
 	b.http.Services[internalService] = single(s.ServiceURL)
-	b.http.Middlewares[fallbackName] = fallback("{status}")
+	b.http.Middlewares[fallbackName] = fallback()
 	b.http.Middlewares[notKnownName] = map[string]any{"replacePath": map[string]any{"path": NotKnownPath}}
 	if s.CircuitBreaker != "" {
 		b.http.Middlewares[breakerName] = breaker(s.CircuitBreaker)
@@ -171,20 +171,22 @@ func (b *builder) frame() {
 // fallback has the binding service answer for a node. It is asked with the node's status
 // and the listed headers only: the client's others, its token first of all, stay here,
 // and so does {url}, which could carry one.
-func fallback(status string) map[string]any {
-	return map[string]any{"errors": map[string]any{
+func fallback() map[string]any { return map[string]any{"errors": fallbackErrors("{status}")} }
+
+func fallbackErrors(status string) map[string]any {
+	return map[string]any{
 		"status":              []string{failures},
 		"service":             internalService,
 		"query":               FallbackPath + "?status=" + status,
 		"errorRequestHeaders": []string{"Accept-Language", "X-Request-Id", FallbackHeader, ClientHeader},
-	}}
+	}
 }
 
 // clientFallback is fallback for clients that read business codes: it answers HTTP 200.
 func clientFallback() map[string]any {
-	middleware := fallback("{originalStatus}")
-	middleware["errors"].(map[string]any)["statusRewrites"] = map[string]int{failures: http.StatusOK}
-	return middleware
+	errors := fallbackErrors("{originalStatus}")
+	errors["statusRewrites"] = map[string]int{failures: http.StatusOK}
+	return map[string]any{"errors": errors}
 }
 
 // failures are the statuses from behind a child router that count as the gateway's.

@@ -113,18 +113,18 @@ func (m *Memory) PolicyHistory(_ context.Context, kind gateway.PolicyKind, since
 }
 
 // NewKeeper returns a Keeper over the store that has been refreshed once.
-func NewKeeper(t testing.TB, store gateway.Policies, cache gateway.PolicyCache, now func() time.Time) *policy.Keeper {
-	t.Helper()
+func NewKeeper(tb testing.TB, store gateway.Policies, cache gateway.PolicyCache, now func() time.Time) *policy.Keeper {
+	tb.Helper()
 	sealer, err := policy.NewSealer("a key of the tests' policies")
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	k := policy.NewKeeper(policy.Parts{Store: store, Cache: cache, Sealer: sealer, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Now: now})
-	require.NoError(t, k.Refresh(t.Context()))
+	require.NoError(tb, k.Refresh(tb.Context()))
 	return k
 }
 
 // Set makes a policy as an administrator does.
-func Set(t testing.TB, k *policy.Keeper, kind gateway.PolicyKind, id, body string) {
-	t.Helper()
-	_, err := k.Change(t.Context(), []policy.Wish{{Kind: kind, ID: id, Body: []byte(body)}})
-	require.NoError(t, err)
+func Set(tb testing.TB, k *policy.Keeper, kind gateway.PolicyKind, id, body string) {
+	tb.Helper()
+	_, err := k.Change(tb.Context(), []policy.Wish{{Kind: kind, ID: id, Body: []byte(body)}})
+	require.NoError(tb, err)
 }
