@@ -38,10 +38,10 @@ func (c *console) guardsCommand() *cobra.Command {
 func (c *console) switchCommand(name, short string, enabled, shadow bool) *cobra.Command {
 	var remark *string
 	cmd := &cobra.Command{
-		Use:     name + " GUARD",
-		Short:   short,
-		Long:    short + ", for all services at once. homenode guards lists them.",
-		Example: "  homenode guards " + name + " rate-limit",
+		Use:               name + " GUARD",
+		Short:             short,
+		Long:              short + ", for all services at once. homenode guards lists them.",
+		Example:           "  homenode guards " + name + " rate-limit",
 		Args:              ids("GUARD"),
 		ValidArgsFunction: first(c.completeGuards),
 		RunE: c.ask(func(ctx context.Context, gateway *api.ClientWithResponses, args []string) (answer, error) {
