@@ -783,6 +783,9 @@ type GuardState struct {
 	Name     string `json:"name"`
 	Policies int    `json:"policies"`
 
+	// Remark Of the master switch, for the next administrator
+	Remark *string `json:"remark,omitempty"`
+
 	// Shadow Of the master switch: nothing is refused
 	Shadow bool `json:"shadow"`
 }

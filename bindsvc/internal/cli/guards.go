@@ -2,6 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -118,7 +121,12 @@ func (c *console) maintenanceOffCommand() *cobra.Command {
 		Example: "  homenode maintenance off\n  homenode maintenance off --id reports",
 		Args:    cobra.NoArgs,
 		RunE: c.ask(func(ctx context.Context, gateway *api.ClientWithResponses, _ []string) (answer, error) {
-			return deletePolicy(ctx, gateway, api.KindMaintenance, id, nil)
+			done, err := deletePolicy(ctx, gateway, api.KindMaintenance, id, nil)
+			var missing *refusal
+			if errors.As(err, &missing) && missing.status == http.StatusNotFound && missing.message != "" {
+				return answer{}, fmt.Errorf("there is no maintenance %s; homenode maintenance lists those that are on", id)
+			}
+			return done, err
 		}),
 	}
 	idFlag(cmd.Flags(), &id, "id", "ID", "id of the maintenance (default "+defaultMaintenance+")")

@@ -274,13 +274,23 @@ func auditTable(entries []api.AuditEntry) grid {
 	return g
 }
 
+// roleSet is the action of roles that were set. One side of it is missing where there are none.
+const roleSet = "role.set"
+
 // changeOf names the fields that differ, where there is a before and an after.
 func changeOf(e api.AuditEntry) string {
-	if e.Before == nil || e.After == nil {
+	var before, after map[string]any
+	if e.Before != nil {
+		before = *e.Before
+	}
+	if e.After != nil {
+		after = *e.After
+	}
+	if (before == nil || after == nil) && e.Action != roleSet {
 		return ""
 	}
-	before, after := *e.Before, *e.After
-	fields := maps.Clone(before)
+	fields := map[string]any{}
+	maps.Copy(fields, before)
 	maps.Copy(fields, after)
 	var changes []string
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
@@ -303,5 +313,5 @@ func compact(value any) string {
 	if err != nil {
 		return fmt.Sprint(value)
 	}
-	return string(raw)
+	return unescaped(raw)
 }

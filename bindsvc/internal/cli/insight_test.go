@@ -104,12 +104,14 @@ func TestAudit(t *testing.T) {
 			ID: 2, Time: moment, Actor: "user:1", Address: "10.0.0.1", Action: "binding.rebind", ServiceID: to("ai"), NodeID: to("node-2"), UserID: to("7"), RequestID: "q",
 			Before: &map[string]any{"nodeId": "node-1", "epoch": 1, "id": 5}, After: &map[string]any{"nodeId": "node-2", "epoch": 2, "id": 5},
 		},
+		{ID: 3, Time: moment, Actor: "admin-token", Action: "role.set", UserID: to("8"), After: &map[string]any{"roles": []string{"admin"}}, RequestID: "r"},
 		{ID: 1, Time: moment, Actor: "login", Action: "binding.create", After: &map[string]any{"nodeId": "node-1"}},
 	}})
 	before := time.Now()
 	o := g.done("audit", "--service", "ai", "--node", "node-2", "--user", "7", "--username", "ann", "--actor", "user:1", "--action", "binding",
 		"--request", "q", "--since", "24h", "--until", "2026-01-31T08:00:00+08:00", "--page", "1", "--size", "20")
 	require.Regexp(t, `user:1 +10.0.0.1 +binding.rebind +ai +node-2 +7 +- +epoch: 1 -> 2, nodeId: node-1 -> node-2 +q`, o.out)
+	require.Regexp(t, `role.set .*roles: - -> \["admin"\] +r`, o.out)
 	require.Equal(t, "page 1 of 2, 21 changes\n", o.err)
 	for _, part := range []string{
 		"serviceId=ai", "nodeId=node-2", "userId=7", "username=ann", "actor=user%3A1", "action=binding", "requestId=q", "until=2026-01-31T08%3A00%3A00%2B08%3A00", "page=1", "size=20",

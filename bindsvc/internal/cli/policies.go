@@ -43,7 +43,7 @@ func (c *console) policiesCommand() *cobra.Command {
 			}
 			note := fmt.Sprintf("revision %d, from %s, confirmed %s", d.Revision, d.Origin, clock(d.AskedAt))
 			if d.Pending > 0 {
-				note += fmt.Sprintf("; in force, but not in the durable store yet: %d", d.Pending)
+				note += fmt.Sprintf("; in force, but not in the database yet: %d", d.Pending)
 			}
 			return answer{data: d, tables: tables, note: note}, nil
 		}),
@@ -58,13 +58,16 @@ func (c *console) policiesCommand() *cobra.Command {
 func guardTable(guards []api.GuardState) grid {
 	g := grid{header: []string{"guard", "switch", "fails", "costs", "policies", "passed", "refused", "shadow", "unchecked", "remarks"}}
 	for _, s := range guards {
-		remark := ""
+		var remarks []string
 		if s.Broken {
-			remark = "a policy cannot be used"
+			remarks = append(remarks, "a policy cannot be used")
+		}
+		if s.Remark != nil {
+			remarks = append(remarks, *s.Remark)
 		}
 		g.rows = append(g.rows, []string{
 			s.Name, switchOf(s), string(s.Failure), s.Cost, number(int64(s.Policies)),
-			number(s.Counts.Passed), number(s.Counts.Refused), number(s.Counts.Shadow), number(s.Counts.Unchecked), remark,
+			number(s.Counts.Passed), number(s.Counts.Refused), number(s.Counts.Shadow), number(s.Counts.Unchecked), strings.Join(remarks, "; "),
 		})
 	}
 	return g
@@ -199,7 +202,7 @@ func listPolicies(ctx context.Context, gateway *api.ClientWithResponses, kind ap
 	}
 	note := pageNote(d.Total, d.Page, d.Size, "policy")
 	if d.Origin != api.OriginSQL {
-		note += fmt.Sprintf("; as they are in force (from %s), since the durable store could not be asked or lacks some", d.Origin)
+		note += fmt.Sprintf("; as they are in force (from %s), since the database could not be asked or lacks some", d.Origin)
 	}
 	return answer{data: d, tables: []grid{g}, note: note}, nil
 }

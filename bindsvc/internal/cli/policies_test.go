@@ -48,21 +48,23 @@ const orders = `{"path":"/js/a/orders/{id}","rate":10}`
 func TestPoliciesOverview(t *testing.T) {
 	broken := guardState("access", true, false)
 	broken.Broken = true
+	off := guardState("identity", false, false)
+	off.Remark = to("keys are being changed")
 	g := setup(t)
 	g.answers["getPolicies"] = data(map[string]any{
 		"revision": 12, "origin": "Redis", "askedAt": moment, "pending": 1, "kinds": map[string]int{"rate-limit": 4},
-		"guards":   []api.GuardState{guardState("rate-limit", true, true), guardState("identity", false, false), broken},
+		"guards":   []api.GuardState{guardState("rate-limit", true, true), off, broken},
 		"problems": []api.PolicyProblem{{Kind: api.KindAccess, ID: "admin", Error: "roles: want at least one", LastGoodHolds: false}},
 	})
 	o := g.done("policies")
 	require.Regexp(t, `(?m)^rate-limit +shadow +open +memory +2 +100 +7 +3 +1$`, o.out)
-	require.Regexp(t, `(?m)^identity +off `, o.out)
+	require.Regexp(t, `(?m)^identity +off .*keys are being changed$`, o.out)
 	require.Regexp(t, `(?m)^access +on .*a policy cannot be used$`, o.out)
 	require.Regexp(t, `(?m)^rate-limit +4$`, o.out)
 	require.Regexp(t, `(?m)^answers +0$`, o.out)
 	require.Regexp(t, `access +admin +no +roles: want at least one`, o.out)
 	require.Contains(t, o.err, "revision 12, from Redis")
-	require.Contains(t, o.err, "not in the durable store yet: 1")
+	require.Contains(t, o.err, "not in the database yet: 1")
 	require.Contains(t, g.done("policies", "-o", "json").out, `"lastGoodHolds": false`)
 	require.Regexp(t, `(?m)^identity +off `, g.done("guards").out)
 }
@@ -119,6 +121,10 @@ func TestSetAndDeletePolicies(t *testing.T) {
 	g.answers["deletePolicy"] = data(changed(api.ChangeDelete, "orders", orders, ""))
 	require.Regexp(t, `rate-limit +orders +delete +\{"path"`, g.done("policies", "delete", "rate-limit", "orders", "--if-match", `"p-1"`, "--dry-run").out)
 	require.Contains(t, g.last().url, "dryRun=true")
+
+	expression := `{"breaker":"NetworkErrorRatio() \u003e 0.5 \u0026\u0026 x \u003c 1","remark":"\\u003e \""}`
+	g.answers["deletePolicy"] = data(changed(api.ChangeDelete, "ai", expression, ""))
+	require.Contains(t, g.done("policies", "delete", "degradation", "ai").out, `{"breaker":"NetworkErrorRatio() > 0.5 && x < 1","remark":"\\u003e \""}`)
 
 	t.Run("a wrong field is named", func(t *testing.T) {
 		g.answers["setPolicy"] = refuse(http.StatusBadRequest, "VALIDATION", `property "burts" is unsupported`)
@@ -248,6 +254,11 @@ func TestSwitches(t *testing.T) {
 	require.Contains(t, g.last().url, "/policies/maintenance/main")
 	g.done("maintenance", "off", "--id", "up")
 	require.Contains(t, g.last().url, "/policies/maintenance/up")
+
+	g.answers["deletePolicy"] = refuse(http.StatusNotFound, "NOT_FOUND", "no such policy")
+	o := g.run("maintenance", "off")
+	require.Equal(t, cli.ExitFailed, o.code)
+	require.Contains(t, o.err, "there is no maintenance main; homenode maintenance lists")
 }
 
 func app(secrets ...api.AppSecret) api.PolicyRecord {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -21,7 +22,7 @@ func changeAnswer(kind api.PolicyKind, done api.PolicyChanged) answer {
 	case done.DryRun:
 		a.note = "a dry run: nothing has changed"
 	case done.Pending:
-		a.note = "in force on all instances; the durable store cannot be written, and gets it when it is back"
+		a.note = "in force on all instances; the database cannot be written, and gets it when it is back"
 	}
 	if done.Replay != nil {
 		a.tables = append(a.tables, replayTables(*done.Replay)...)
@@ -73,9 +74,9 @@ func bodyChange(before, after api.Policy) string {
 	case was == nil && is == nil:
 		return ""
 	case was == nil:
-		return string(after)
+		return unescaped(after)
 	case is == nil:
-		return string(before)
+		return unescaped(before)
 	}
 	fields := maps.Clone(was)
 	maps.Copy(fields, is)
@@ -86,6 +87,25 @@ func bodyChange(before, after api.Policy) string {
 		}
 	}
 	return strings.Join(changes, ", ")
+}
+
+// jsonEscape is an escape of JSON: one that encoding/json needs not write but writes, for
+// browsers, or any other.
+var jsonEscape = regexp.MustCompile(`\\u00(?:3c|3e|26)|\\.`)
+
+// unescaped is a policy with the <, > and & of its expressions as they were written.
+func unescaped(body api.Policy) string {
+	return jsonEscape.ReplaceAllStringFunc(string(body), func(found string) string {
+		switch found {
+		case `\u003c`:
+			return "<"
+		case `\u003e`:
+			return ">"
+		case `\u0026`:
+			return "&"
+		}
+		return found
+	})
 }
 
 // fieldsOf is nil for no policy.

@@ -204,7 +204,8 @@ type State struct {
 	Cost            Cost
 	Failure         Failure
 	Enabled, Shadow bool
-	Broken          bool // a policy cannot be used and has no last good version
+	Remark          string // of the master switch
+	Broken          bool   // a policy cannot be used and has no last good version
 	Policies        int
 	Counts          [len(Results)]int64
 }
@@ -216,6 +217,7 @@ func (c *Chain) States() []State {
 	for _, l := range c.links {
 		s := State{Name: l.Name(), Cost: l.Cost(), Failure: l.Failure(nil), Policies: snapshot.Count(gateway.PolicyKind(l.Name())), Broken: snapshot.HasBroken(l.Name())}
 		s.Enabled, s.Shadow = snapshot.IsEnabled(l.Name())
+		s.Remark = snapshot.SwitchRemark(l.Name())
 		for i := range l.counts {
 			s.Counts[i] = l.counts[i].Load()
 		}

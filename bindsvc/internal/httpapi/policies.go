@@ -43,7 +43,7 @@ func (a admin) guardStates() []api.GuardState {
 	states := []api.GuardState{}
 	for _, s := range a.guards.States() {
 		states = append(states, api.GuardState{
-			Name: s.Name, Cost: s.Cost.String(), Failure: api.GuardStateFailure(s.Failure), Enabled: s.Enabled, Shadow: s.Shadow, Broken: s.Broken,
+			Name: s.Name, Cost: s.Cost.String(), Failure: api.GuardStateFailure(s.Failure), Enabled: s.Enabled, Shadow: s.Shadow, Remark: orNull(s.Remark), Broken: s.Broken,
 			Policies: s.Policies, Counts: api.GuardCounts{
 				Passed: s.Counts[guard.Passed], Refused: s.Counts[guard.Refused], Shadow: s.Counts[guard.Shadowed], Unchecked: s.Counts[guard.Unchecked],
 			},

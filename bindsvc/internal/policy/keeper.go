@@ -541,7 +541,9 @@ func (k *Keeper) switchOver(ctx context.Context, decide func([]gateway.Policy, i
 	}
 	for _, change := range changes {
 		if !change.Kind.IsSwitch() {
-			return Changed{}, gateway.Unavailable(failure)
+			refusal := gateway.Unavailable(failure)
+			refusal.Detail = "only guards and maintenance can be changed while the database cannot be written"
+			return Changed{}, refusal
 		}
 	}
 	for _, change := range changes {
@@ -549,7 +551,9 @@ func (k *Keeper) switchOver(ctx context.Context, decide func([]gateway.Policy, i
 		err := k.cache.AddPending(limited, gateway.PendingPolicy{PolicyChange: change, Actor: gateway.ActorOf(ctx), At: k.now().UTC()})
 		cancel()
 		if err != nil {
-			return Changed{}, gateway.Unavailable(errors.Join(failure, err))
+			refusal := gateway.Unavailable(errors.Join(failure, err))
+			refusal.Detail = "neither the database nor Redis can be written"
+			return Changed{}, refusal
 		}
 	}
 	k.log.WarnContext(ctx, "policies changed through the cache, since the durable store cannot be written", "policies", len(changes), "error", failure)

@@ -93,6 +93,7 @@ func TestASwitchWorksWhileTheDurableStoreIsDown(t *testing.T) {
 	var refusal *gateway.Error
 	require.ErrorAs(t, err, &refusal, "only switches go through the cache")
 	require.Equal(t, gateway.StoreUnavailable, refusal.Reason)
+	require.Contains(t, refusal.Detail, "only guards and maintenance")
 
 	ctx := gateway.WithActor(t.Context(), gateway.Actor{Name: "user:7"})
 	done, err := one.Change(ctx, []policy.Wish{{Kind: gateway.PolicyMaintenance, ID: "main", Body: json.RawMessage(everything)}})
@@ -102,6 +103,12 @@ func TestASwitchWorksWhileTheDurableStoreIsDown(t *testing.T) {
 	require.NoError(t, other.Refresh(t.Context()))
 	require.True(t, isInMaintenance(other))
 	require.NotEmpty(t, limits(other.Snapshot(), "/js/a/orders"), "the others hold")
+
+	shared.down = true
+	_, err = one.Change(ctx, []policy.Wish{{Kind: gateway.PolicyMaintenance, ID: "main"}})
+	require.ErrorAs(t, err, &refusal)
+	require.Contains(t, refusal.Detail, "neither the database nor Redis")
+	shared.down = false
 
 	store.SetDown(false)
 	require.NoError(t, other.Refresh(t.Context()))

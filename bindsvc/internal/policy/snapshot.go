@@ -638,6 +638,14 @@ func (s *Snapshot) IsEnabled(guard string) (enabled, shadow bool) {
 	return sw.Enabled == nil || *sw.Enabled, sw.Shadow
 }
 
+// SwitchRemark is what was remarked when the guard's master switch was last turned.
+func (s *Snapshot) SwitchRemark(guard string) string {
+	if sw := s.switches[guard]; sw != nil {
+		return sw.Remark
+	}
+	return ""
+}
+
 // IsBroken reports whether a policy of the guard that is about the service cannot be
 // used, and has no last good version.
 func (s *Snapshot) IsBroken(guard, serviceID string) bool {

@@ -48,6 +48,9 @@ type keyServer struct {
 func newKeyServer(address string, maxAge time.Duration, usable func(verificationKey) bool, log *slog.Logger, now func() time.Time) *keyServer {
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // of the standard library
 	transport.DisableKeepAlives = true                           // one request in minutes: nothing to close, and none is repeated since a kept connection broke
+	if parsed, err := url.Parse(address); err == nil {
+		log = log.With("server", parsed.Host) // no more of it: a URL can hold a password
+	}
 	return &keyServer{
 		url: address, maxAge: maxAge, usable: usable, log: log, now: now,
 		client: &http.Client{Transport: transport, CheckRedirect: stayWithServer},
