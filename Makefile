@@ -34,8 +34,9 @@ lint: generate ## golangci-lint and govulncheck, at the versions of tools/go.mod
 generate: ## what is made from bindsvc/api/openapi.yaml: types, client, routes
 	go generate ./bindsvc/api
 
-bench: ## the comparisons of bench/ (about 10 minutes of full load)
+bench: ## the comparisons of bench/ (about 12 minutes of full load)
 	go run ./bench/imports
+	go run ./bench/guards
 
 traefik: ## build the real Traefik into .cache (the first time about 6 minutes)
 	@traefik/host/build.sh

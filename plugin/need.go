@@ -22,6 +22,8 @@ const (
 	headerForm = "X-Homenode-Form"
 
 	formType = "application/x-www-form-urlencoded"
+	// multipartType is that of bodies whose fields some backends take for parameters too. They are not read here.
+	multipartType = "multipart/"
 	// maxSource is how much of the source header is sent on, in bytes.
 	maxSource = 256
 	// printable are the bytes that any HTTP header carries unchanged.
@@ -118,7 +120,7 @@ func isForm(req *http.Request) bool {
 		if end := strings.IndexAny(value, ";, \t"); end >= 0 {
 			value = value[:end]
 		}
-		if strings.EqualFold(value, formType) {
+		if strings.EqualFold(value, formType) || strings.HasPrefix(strings.ToLower(value), multipartType) {
 			return true
 		}
 	}
@@ -134,6 +136,9 @@ type form struct {
 
 // readForm reads the form of a request, which its node will read as if nobody had.
 func (m *Middleware) readForm(req *http.Request) *form {
+	if strings.Contains(strings.ToLower(strings.Join(req.Header["Content-Type"], ",")), multipartType) {
+		return &form{problem: "unreadable"}
+	}
 	body, err := m.peekBody(req)
 	switch {
 	case err == nil:

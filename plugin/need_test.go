@@ -52,7 +52,7 @@ func TestQuestionsSayWhetherThereIsAForm(t *testing.T) {
 		"no body":                 {"", []string{"application/x-www-form-urlencoded"}, "none"},
 		"no type":                 {"a=b", nil, "none"},
 		"JSON":                    {"{}", []string{"application/json"}, "none"},
-		"multipart":               {"--a--", []string{"multipart/form-data; boundary=a"}, "none"},
+		"multipart":               {"--a--", []string{"Multipart/Form-Data; boundary=a"}, "form"},
 		"a longer type":           {"a=b", []string{"application/x-www-form-urlencodedx"}, "none"},
 		"the type as a parameter": {"a=b", []string{"text/plain; x=application/x-www-form-urlencoded"}, "none"},
 	}
@@ -360,6 +360,20 @@ func TestAFormReachesBindingServiceAndNode(t *testing.T) {
 		asked := b.service.lastQuestion(t)
 		require.Equal(t, "POST", asked.Method, "chunked, and empty after all")
 		require.Zero(t, asked.ContentLength)
+	})
+}
+
+// Its fields are parameters to some backends, and nobody has signed them.
+func TestAMultipartBodyIsNoReadableForm(t *testing.T) {
+	onEachBuild(t, func(t *testing.T, build build) {
+		b := setup(t, build, nil)
+		b.service.onDecide(askBack("form", b.service.decide))
+		body := "--a\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1\r\n--a--\r\n"
+		require.Equal(t, 200, b.do("POST", "/js/a/x", strings.NewReader(body), "Content-Type: multipart/form-data; boundary=a").status)
+		asked := b.service.lastQuestion(t)
+		require.Equal(t, "GET", asked.Method)
+		require.Equal(t, []string{"unreadable"}, asked.Header["X-Homenode-Form"])
+		require.Equal(t, body, string(b.atNode().body), "untouched")
 	})
 }
 

@@ -242,6 +242,8 @@ func (m memory) ByUsername(ctx context.Context, service, name string) (gateway.R
 	return m.ByUser(ctx, service, name)
 }
 
+func (memory) Unwritten(string, string) (gateway.Login, bool) { return gateway.Login{}, false }
+
 func (memory) BindIfAbsent(context.Context, gateway.Login) (gateway.BindResult, error) {
 	return gateway.BindResult{}, errors.New("nobody logs in here")
 }

@@ -38,6 +38,9 @@ const (
 	localTTL  = 24 * time.Hour
 	stripes   = 256
 	renewals  = 4 // that run at a time; what finds no place is read when it is asked for
+
+	unwrittenSize = 10_000
+	unwrittenTTL  = time.Hour // then the user's next login has to tell
 )
 
 // lookup is one question: the binding of a user id, or of a username key.
@@ -74,6 +77,8 @@ type Directory struct {
 	renewal sync.WaitGroup
 	renewer chan struct{} // a place for each renewal that runs
 
+	unwritten *otter.Cache[lookup, gateway.Login] // that took place and could not be stored yet
+
 	live    atomic.Bool // the change feed is heard
 	local   *otter.Cache[lookup, local]
 	era     atomic.Uint64 // of copies; those of an older one are asked for again
@@ -100,6 +105,10 @@ func NewDirectory(store gateway.Bindings, shared gateway.RouteCache, gates Gates
 			MaximumSize:      localSize,
 			ExpiryCalculator: otter.ExpiryWriting[lookup, local](localTTL),
 		}),
+		unwritten: otter.Must(&otter.Options[lookup, gateway.Login]{
+			MaximumSize:      unwrittenSize,
+			ExpiryCalculator: otter.ExpiryWriting[lookup, gateway.Login](unwrittenTTL),
+		}),
 	}
 }
 
@@ -108,6 +117,7 @@ func (d *Directory) Close() {
 	d.end()
 	d.renewal.Wait()
 	d.local.StopAllGoroutines()
+	d.unwritten.StopAllGoroutines()
 }
 
 // ByUser returns the route of a user id. gateway.ErrNotFound means that the
@@ -391,6 +401,26 @@ func (d *Directory) BindIfAbsent(ctx context.Context, login gateway.Login) (gate
 	return d.write(ctx, login.ServiceID, login.UserID, login.Username, func(ctx context.Context) (gateway.BindResult, error) {
 		return d.store.BindIfAbsent(ctx, login)
 	})
+}
+
+// LoggedIn is BindIfAbsent for a login that has taken place. One that cannot be stored
+// now is remembered (Unwritten) until it is reported again.
+func (d *Directory) LoggedIn(ctx context.Context, login gateway.Login) (gateway.BindResult, error) {
+	l := lookup{serviceID: login.ServiceID, userID: login.UserID}
+	result, err := d.BindIfAbsent(ctx, login)
+	var conflict *gateway.ConflictError
+	if err != nil && !errors.As(err, &conflict) {
+		d.unwritten.Set(l, login)
+	} else {
+		d.unwritten.Invalidate(l)
+	}
+	return result, err
+}
+
+// Unwritten returns the user's last login that was reported to this instance and could
+// not be stored: whoever binds the user has to bind them where it took place.
+func (d *Directory) Unwritten(serviceID, userID string) (gateway.Login, bool) {
+	return d.unwritten.GetIfPresent(lookup{serviceID: serviceID, userID: userID})
 }
 
 // Bind carries out an administrator's bind or rebind (see gateway.Bindings).

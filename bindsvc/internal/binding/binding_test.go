@@ -69,6 +69,12 @@ func (s *durable) Bind(_ context.Context, want gateway.Assignment) (gateway.Bind
 	}, nil
 }
 
+func (s *durable) BindIfAbsent(_ context.Context, login gateway.Login) (gateway.BindResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return gateway.BindResult{Binding: gateway.Binding{NodeID: login.NodeID, Epoch: 1}, Created: true}, s.err
+}
+
 func (s *durable) readCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,6 +292,29 @@ func TestADeafInstanceAsksTheStoreFirst(t *testing.T) {
 	store.set(func(s *durable) { s.err, s.route.NodeID = nil, "" })
 	_, err := directory.ByUser(t.Context(), "ai", "7")
 	require.ErrorIs(t, err, gateway.ErrNotFound, "the store's no outweighs a copy")
+}
+
+func TestALoginThatCannotBeStoredIsRemembered(t *testing.T) {
+	directory, store, _ := setup(t)
+	login := gateway.Login{ServiceID: "ai", NodeID: "node-2", UserID: "7"}
+	store.set(func(s *durable) { s.err = errDown })
+	_, err := directory.LoggedIn(t.Context(), login)
+	require.ErrorIs(t, err, errDown)
+	kept, ok := directory.Unwritten("ai", "7")
+	require.True(t, ok)
+	require.Equal(t, login, kept)
+	_, ok = directory.Unwritten("ai", "8")
+	require.False(t, ok)
+
+	for _, answer := range []error{nil, gateway.Conflictf("there is no such node")} {
+		store.set(func(s *durable) { s.err = errDown })
+		_, _ = directory.LoggedIn(t.Context(), login)
+		store.set(func(s *durable) { s.err = answer })
+		_, err = directory.LoggedIn(t.Context(), login)
+		require.ErrorIs(t, err, answer)
+		_, ok = directory.Unwritten("ai", "7")
+		require.False(t, ok, "%v: it has been told", answer)
+	}
 }
 
 func TestTheStoreDownIsNotUnknown(t *testing.T) {

@@ -23,6 +23,7 @@ type Bindings interface {
 	ByUser(ctx context.Context, serviceID, userID string) (gateway.Route, error)
 	ByUsername(ctx context.Context, serviceID, username string) (gateway.Route, error)
 	BindIfAbsent(ctx context.Context, login gateway.Login) (gateway.BindResult, error)
+	Unwritten(serviceID, userID string) (gateway.Login, bool)
 }
 
 // Nodes knows services, nodes and their health (package registry).
@@ -185,18 +186,28 @@ func (d *Decider) bound(ctx context.Context, service gateway.Service, userID str
 // defaultBindLimit is shorter than a login's report may take: the plugin waits for this answer.
 const defaultBindLimit = 500 * time.Millisecond
 
+// bindToDefault binds a user without a binding to the service's default node, or to where
+// their last login took place if that could not be stored yet.
 func (d *Decider) bindToDefault(ctx context.Context, service gateway.Service, userID string) (gateway.Route, error) {
 	trace := gateway.TraceOf(ctx)
-	step := trace.Begin("default-node", "registry")
-	if service.DefaultNodeID == "" {
+	login, isUnwritten := d.bindings.Unwritten(service.ID, userID)
+	source := "registry"
+	if isUnwritten {
+		source = "L1"
+	}
+	step := trace.Begin("default-node", source)
+	switch {
+	case isUnwritten:
+	case service.DefaultNodeID == "":
 		step.End(gateway.Missing, "the service has no default node")
 		return gateway.Route{}, &gateway.Error{Reason: gateway.NoBinding}
+	default:
+		login = gateway.Login{ServiceID: service.ID, NodeID: service.DefaultNodeID, UserID: userID}
 	}
 	if trace != nil {
-		step.End(gateway.Chosen, "node "+service.DefaultNodeID+": the request would bind the user to it")
-		return gateway.Route{NodeID: service.DefaultNodeID, Epoch: 1}, nil
+		step.End(gateway.Chosen, "node "+login.NodeID+": the request would bind the user to it")
+		return gateway.Route{NodeID: login.NodeID, Epoch: 1}, nil
 	}
-	login := gateway.Login{ServiceID: service.ID, NodeID: service.DefaultNodeID, UserID: userID}
 	limited, cancel := context.WithTimeout(ctx, defaultBindLimit)
 	defer cancel()
 	result, err := d.bindings.BindIfAbsent(limited, login)

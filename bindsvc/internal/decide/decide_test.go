@@ -31,6 +31,7 @@ type world struct {
 	bindErr  error             // of look-ups
 	writeErr error             // of bindIfAbsent
 	bound    []gateway.Login
+	pending  map[string]gateway.Login // logins that could not be stored, by user
 }
 
 func newWorld() *world {
@@ -111,6 +112,11 @@ func (w *world) ByUsername(_ context.Context, _, name string) (gateway.Route, er
 	return w.find(w.names, name)
 }
 
+func (w *world) Unwritten(_, userID string) (gateway.Login, bool) {
+	login, ok := w.pending[userID]
+	return login, ok
+}
+
 func (w *world) BindIfAbsent(_ context.Context, login gateway.Login) (gateway.BindResult, error) {
 	w.bound = append(w.bound, login)
 	return gateway.BindResult{Binding: gateway.Binding{NodeID: login.NodeID, Epoch: 1}, Created: true}, w.writeErr
@@ -176,6 +182,20 @@ func TestDecide(t *testing.T) {
 			require.Equal(t, test.user, decision.UserID)
 			require.Equal(t, test.user != "", decision.Cacheable)
 		})
+	}
+}
+
+// The database was away when the user logged in at n1, and is back before the report of it.
+func TestALoginThatIsNotStoredYetOutranksTheDefaultNode(t *testing.T) {
+	for _, byDefault := range []string{"n2", ""} {
+		w := newWorld()
+		w.service.DefaultNodeID = byDefault
+		login := gateway.Login{ServiceID: "ai", NodeID: "n1", UserID: "3", Username: "cid"}
+		w.pending = map[string]gateway.Login{"3": login}
+		decision, err := w.decider(t).Decide(t.Context(), gateway.Request{ServiceID: "ai", Token: "t3"})
+		require.NoError(t, err)
+		require.Equal(t, "n1", decision.NodeID)
+		require.Equal(t, []gateway.Login{login}, w.bound)
 	}
 }
 

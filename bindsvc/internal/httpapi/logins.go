@@ -54,7 +54,7 @@ func (s *Server) login(c echo.Context) error {
 	// The token first: should the binding fail, its user is refused until the
 	// retry succeeds, and not taken for an anonymous one.
 	s.sessions.Learn(ctx, service.ID, report.Token, report.UserID)
-	result, err := s.bindings.BindIfAbsent(ctx, login)
+	result, err := s.bindings.LoggedIn(ctx, login)
 	s.metrics.loggedIn(service.ID, result, err)
 	// Neither waits for the other's store: a user whose token cannot be admitted yet must
 	// not be bound elsewhere meanwhile, nor be refused as kicked out for want of a binding.
