@@ -435,3 +435,14 @@ func TestAnAmbiguousPathIsRefusedOnlyByRulesInForce(t *testing.T) {
 	w.set(gateway.PolicyMaintenance, "orders", `{"paths":["/js/a/admin/**"]}`)
 	require.Equal(t, gateway.Validation, w.ask(ambiguous), "another guard is in force")
 }
+
+func TestAMethodInSmallLettersIsTheSame(t *testing.T) {
+	w := newWorld(t)
+	w.roles["7"] = []string{"reader"}
+	w.set(gateway.PolicyAccess, "orders", `{"type":"rbac","method":"POST","path":"/js/a/orders","roles":["writer"]}`)
+	for _, method := range []string{"POST", "post", "Post"} {
+		refused := with(with(get("/js/a/orders"), token("t7")), func(r *gateway.Request) { r.Method = method })
+		require.Equal(t, gateway.Forbidden, w.ask(refused), method)
+	}
+	require.Empty(t, w.ask(with(get("/js/a/orders"), token("t7"))))
+}
