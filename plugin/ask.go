@@ -28,6 +28,8 @@ const (
 	// maxQuestion bounds what a client can make the plugin send: servers accept 1 MiB of headers and reset the
 	// connection beyond, which would look like a service that is down.
 	maxQuestion = 512 << 10
+
+	reasonUnauthenticated = "UNAUTHENTICATED"
 )
 
 var (
@@ -133,6 +135,14 @@ type answer struct {
 // bound reports whether the node is that of a user's binding, and not one that was placed.
 func (a *answer) bound() bool {
 	return len(a.header[headerEpoch]) > 0
+}
+
+// knowsNobody reports whether the answer would be another if the binding service knew of the user's login.
+func (a *answer) knowsNobody() bool {
+	if a.status == http.StatusOK {
+		return !a.bound()
+	}
+	return a.header.Get(headerReason) == reasonUnauthenticated
 }
 
 // ask puts one question to the binding service, once more if it asks back, and waits at most the timeout for each

@@ -20,6 +20,9 @@ import (
 const (
 	// maxPending bounds the reports that wait for a binding service that does not take them.
 	maxPending = 1000
+	// forLogins of these places are kept for logins: anybody can log out a thousand times, and a login that is tried
+	// only once leaves its user without a binding.
+	forLogins = 500
 	// postTimeout bounds one attempt to deliver a report.
 	postTimeout = 5 * time.Second
 
@@ -98,7 +101,7 @@ func (c *client) deliver(r *report, wait time.Duration) {
 	r.idempotencyKey = newID()
 	r.arrived, r.arrive = context.WithCancel(context.Background())
 	if !c.addPending(r) {
-		log.Printf("homenode: request %s: %d reports wait for the binding service, this %s is tried only once", r.requestID, maxPending, r.name)
+		log.Printf("homenode: request %s: too many reports wait for the binding service, this %s is tried only once", r.requestID, r.name)
 		if err := c.post(r, wait); err != nil {
 			log.Printf("homenode: request %s: %s: %v", r.requestID, r.failure, err)
 		}
@@ -185,7 +188,11 @@ func (c *client) post(r *report, timeout time.Duration) error {
 func (c *client) addPending(r *report) bool {
 	c.pendingMutex.Lock()
 	defer c.pendingMutex.Unlock()
-	if c.pendingCount.Load() >= maxPending {
+	places := int64(maxPending)
+	if len(r.keys) == 0 { // a logout
+		places -= forLogins
+	}
+	if c.pendingCount.Load() >= places {
 		return false
 	}
 	for _, key := range r.keys {

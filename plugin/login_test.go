@@ -178,6 +178,31 @@ func TestALoginIsRetriedUntilItIsTaken(t *testing.T) {
 	}
 }
 
+func TestATokenIsNotRefusedBeforeItsLoginIsTaken(t *testing.T) {
+	onEachBuild(t, func(t *testing.T, build build) {
+		b := setup(t, build, settings{"bindTimeout": "20ms"})
+		b.onNode(respondWith(200, aliceResponse))
+		var taken atomic.Bool
+		b.service.onDecide(func(rw http.ResponseWriter, req *http.Request) {
+			if req.Header.Get("X-Homenode-Token") != "" && !taken.Load() {
+				answerStatus(401, "UNAUTHENTICATED")(rw, req)
+				return
+			}
+			placedUntilBound(&taken)(rw, req)
+		})
+		b.service.onLogin(func(rw http.ResponseWriter, req *http.Request) {
+			if len(b.service.logins()) < 3 {
+				answerStatus(503, "STORE_UNAVAILABLE")(rw, req)
+				return
+			}
+			taken.Store(true)
+		})
+		require.Equal(t, aliceResponse, b.login(aliceRequest).body)
+		require.Equal(t, 401, b.get("X-Token: another").status)
+		require.Equal(t, "node-2", placed(t, b, "X-Token: tok-a"))
+	})
+}
+
 func TestARefusedLoginIsNotRetried(t *testing.T) {
 	onEachBuild(t, func(t *testing.T, build build) {
 		b := setup(t, build, nil)

@@ -206,8 +206,9 @@ func (m *Middleware) serveUndecided(rw http.ResponseWriter, req *http.Request, q
 // (cache.go) goes before the question.
 //
 // While a login of the user is on its way to the binding service, that does not know the token yet, and would call
-// the request anonymous, or does not know the name, and would place it anew: the node could be any. Such an answer
-// does not count before the login has arrived.
+// the request anonymous, or does not know the name, and would place it anew: the node could be any. Or it refuses the
+// token as nobody's, or as that of a user who was kicked out before. Such an answer does not count before the login
+// has arrived.
 func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
 	var p *report
 	if m.client.pendingCount.Load() > 0 {
@@ -219,7 +220,7 @@ func (m *Middleware) decide(req *http.Request, q *question) (*answer, error) {
 		}
 	}
 	a, err := m.ask(req, q)
-	if p == nil || err != nil || a.status != http.StatusOK || a.bound() {
+	if p == nil || err != nil || !a.knowsNobody() {
 		return a, err
 	}
 	if err := m.client.await(req.Context(), p, q.requestID, m.timeout); err != nil {

@@ -59,8 +59,10 @@ func newChain(all []Guard, subjects Subjects, policies func() *policy.Snapshot, 
 	return c
 }
 
-// Question is the question whether the request may pass.
+// Question is the question whether the request may pass. Its method is in capitals, as
+// in the policies: to some servers post is POST, and none may do more with it.
 func (c *Chain) Question(req gateway.Request, service gateway.Service) *Question {
+	req.Method = strings.ToUpper(req.Method)
 	return &Question{
 		Request: req, Service: service, Resource: policy.Canonical(req.Path), Policies: c.policies(), Now: c.now(), subjects: c.subjects,
 	}

@@ -413,3 +413,36 @@ func TestAVerifierOutlivesItsPolicyByOneSnapshot(t *testing.T) {
 	require.NotErrorIs(t, err, gateway.ErrNotFound)
 	require.Error(t, err)
 }
+
+func TestAnAmbiguousPathIsRefusedOnlyByRulesInForce(t *testing.T) {
+	ambiguous := with(get("/js/a/orders/1"), func(r *gateway.Request) { r.Ambiguous = true })
+	const limit = `"path":"/js/a/orders/{id}","rate":5`
+	w := newWorld(t)
+	require.Empty(t, w.ask(ambiguous))
+
+	w.set(gateway.PolicyRateLimit, "orders", `{"shadow":true,`+limit+`}`)
+	require.Empty(t, w.ask(ambiguous), "what is on trial refuses nothing")
+
+	w.set(gateway.PolicyRateLimit, "orders", `{`+limit+`}`)
+	require.Equal(t, gateway.Validation, w.ask(ambiguous))
+	require.Empty(t, w.ask(with(ambiguous, func(r *gateway.Request) { r.Ambiguous = false })))
+
+	w.set(gateway.PolicyGuards, "rate-limit", `{"shadow":true}`)
+	require.Empty(t, w.ask(ambiguous))
+	w.set(gateway.PolicyGuards, "rate-limit", `{"enabled":false}`)
+	require.Empty(t, w.ask(ambiguous))
+
+	w.set(gateway.PolicyMaintenance, "orders", `{"paths":["/js/a/admin/**"]}`)
+	require.Equal(t, gateway.Validation, w.ask(ambiguous), "another guard is in force")
+}
+
+func TestAMethodInSmallLettersIsTheSame(t *testing.T) {
+	w := newWorld(t)
+	w.roles["7"] = []string{"reader"}
+	w.set(gateway.PolicyAccess, "orders", `{"type":"rbac","method":"POST","path":"/js/a/orders","roles":["writer"]}`)
+	for _, method := range []string{"POST", "post", "Post"} {
+		refused := with(with(get("/js/a/orders"), token("t7")), func(r *gateway.Request) { r.Method = method })
+		require.Equal(t, gateway.Forbidden, w.ask(refused), method)
+	}
+	require.Empty(t, w.ask(with(get("/js/a/orders"), token("t7"))))
+}

@@ -384,3 +384,15 @@ func limits(s *policy.Snapshot, path string) []*policy.LimitRule {
 	inForce, _ := s.Limits("ai", "GET", path)
 	return inForce
 }
+
+func TestAPublicKeyTakesThePlaceOfASecret(t *testing.T) {
+	k := policytest.NewKeeper(t, &policytest.Memory{}, nil, time.Now)
+	set := func(jwt string) error {
+		_, err := k.Change(t.Context(), []policy.Wish{{Kind: gateway.PolicyIdentity, ID: "i", Body: []byte(`{"mode":"jwt","jwt":` + jwt + `}`)}})
+		return err
+	}
+	const public = `{\"kty\":\"OKP\",\"crv\":\"Ed25519\",\"x\":\"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo\"}` // RFC 8037 A.2
+	require.NoError(t, set(`{"algorithms":["HS256"],"keys":[{"id":"a","value":"`+strings.Repeat("s", 32)+`"}]}`))
+	require.NoError(t, set(`{"algorithms":["EdDSA"],"keys":[{"id":"a","publicKey":"`+public+`"}]}`))
+	require.NotContains(t, string(k.Snapshot().Of(gateway.PolicyIdentity)[0].Body), "sealed")
+}

@@ -472,6 +472,15 @@ func (j *JWT) secrets() []*Secret {
 	return all
 }
 
+// dropReplaced drops the stored secrets in whose place public keys are given.
+func (j *JWT) dropReplaced() {
+	for k := range j.Keys {
+		if key := &j.Keys[k]; key.PublicKey != "" {
+			key.Sealed, key.SetAt = "", nil
+		}
+	}
+}
+
 func (i *Identity) secrets() []*Secret {
 	if i.JWT == nil {
 		return nil

@@ -143,6 +143,9 @@ func (s *Sealer) Prepare(kind gateway.PolicyKind, id string, given, stored []byt
 			secret.Sealed, secret.SetAt = old.Sealed, old.SetAt
 		}
 	}
+	if identity, ok := r.(*Identity); ok && identity.JWT != nil {
+		identity.JWT.dropReplaced()
+	}
 	if err := verify(r, id); err != nil {
 		return nil, err
 	}

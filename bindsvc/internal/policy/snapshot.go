@@ -38,7 +38,8 @@ type Snapshot struct {
 	degradations byService[*DegradationRule]
 	answers      byService[*AnswersRule]
 
-	wantsAddress, wantsQuery, perRequest, closed, pathRules services
+	wantsAddress, wantsQuery, perRequest, closed services
+	pathRules                                    map[string]*services // by guard
 }
 
 // interfaceRules are all rules with one path pattern. They are found together: of many
@@ -145,7 +146,7 @@ func Empty() *Snapshot { return compile(nil, 0, nil, nil) }
 func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *Snapshot) *Snapshot {
 	s := &Snapshot{
 		Revision: revision, policies: policies, valid: map[policyKey]record{}, invalid: map[string][]Common{}, jwts: map[string]session.JWTConfig{},
-		switches: map[string]*Switch{}, apps: map[string]*AppRule{},
+		switches: map[string]*Switch{}, apps: map[string]*AppRule{}, pathRules: map[string]*services{},
 	}
 	for _, p := range policies {
 		key := policyKey{p.Kind, p.ID}
@@ -245,7 +246,7 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 	}
 	switch {
 	case len(m.Paths) > 0:
-		s.pathRules.add(&m.Common)
+		s.refusesByPath(GuardMaintenance, &m.Common)
 	case !m.Shadow: // nothing is to reach the service, not through the pool either
 		s.closed.add(&m.Common)
 	}
@@ -324,7 +325,7 @@ func (s *Snapshot) putIdentity(id string, i *Identity, sealer *Sealer) error {
 		s.closed.add(&i.Common)
 	}
 	if len(i.Public) > 0 {
-		s.pathRules.add(&i.Common)
+		s.refusesByPath(GuardIdentity, &i.Common)
 	}
 	return nil
 }
@@ -423,7 +424,7 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 	}
 	s.wantsQuery.add(&g.Common)
 	s.perRequest.add(&g.Common)
-	s.pathRules.add(&g.Common)
+	s.refusesByPath(GuardSignature, &g.Common)
 	if !g.Shadow {
 		s.closed.add(&g.Common)
 	}
@@ -479,7 +480,7 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 		s.wantsAddress.add(&r.Common)
 	}
 	s.perRequest.add(&r.Common)
-	s.pathRules.add(&r.Common)
+	s.refusesByPath(GuardRateLimit, &r.Common)
 }
 
 // Limits returns the rules in force for the interface: those of the most specific path
@@ -560,7 +561,7 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 	of := &s.rulesAt(a.Path).access[accessType(a.Type)]
 	*of = append(*of, &AccessRule{ID: id, Access: a})
 	s.perRequest.add(&a.Common)
-	s.pathRules.add(&a.Common)
+	s.refusesByPath(GuardAccess, &a.Common)
 	if !a.Shadow {
 		s.closed.add(&a.Common)
 	}
@@ -686,8 +687,28 @@ func (s *Snapshot) IsClosed(serviceID string) bool {
 	return s.closed.has(serviceID) || s.IsBroken(GuardIdentity, serviceID) || s.IsBroken(GuardSignature, serviceID) || s.IsBroken(GuardAccess, serviceID)
 }
 
-// HasPathRules reports whether guards tell requests of the service apart by their path.
-func (s *Snapshot) HasPathRules(serviceID string) bool { return s.pathRules.has(serviceID) }
+// refusesByPath notes that what the guard refuses depends on the path; in shadow mode it
+// refuses nothing.
+func (s *Snapshot) refusesByPath(guard string, scope *Common) {
+	if scope.Shadow {
+		return
+	}
+	if s.pathRules[guard] == nil {
+		s.pathRules[guard] = &services{}
+	}
+	s.pathRules[guard].add(scope)
+}
+
+// HasPathRules reports whether guards that are in force tell requests of the service
+// apart by their path.
+func (s *Snapshot) HasPathRules(serviceID string) bool {
+	for guard, of := range s.pathRules {
+		if enabled, shadow := s.IsEnabled(guard); enabled && !shadow && of.has(serviceID) {
+			return true
+		}
+	}
+	return false
+}
 
 // Count is the number of policies of a kind.
 func (s *Snapshot) Count(kind gateway.PolicyKind) int { return len(s.Of(kind)) }

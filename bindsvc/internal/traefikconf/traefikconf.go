@@ -279,7 +279,7 @@ func (b *builder) service(service gateway.Service, nodes []gateway.Node) {
 func (b *builder) breakersOf(serviceID string) []string {
 	usual := b.settings.CircuitBreaker
 	if rule := b.policies.Degradation(serviceID); rule != nil && rule.Breaker != "" && rule.Breaker != usual {
-		name := serviceID + "~breaker"
+		name := serviceID + "~own-breaker" // not breakerName, whatever the service is called
 		b.http.Middlewares[name] = breaker(rule.Breaker)
 		return []string{name}
 	}

@@ -210,6 +210,15 @@ func TestABreakerOfItsOwn(t *testing.T) {
 	require.Equal(t, build(services, nodes, nil), buildWith(off, services, nodes, nil))
 }
 
+func TestABreakerOfAServiceThatIsCalledHomenode(t *testing.T) {
+	const expression = "ResponseCodeRatio(500, 600, 0, 600) > 0.30"
+	own := policies(t, map[gateway.PolicyKind]string{gateway.PolicyDegradation: `{"services":["homenode"],"breaker":"` + expression + `"}`})
+	http := buildWith(own, []gateway.Service{service("homenode", "/js/a"), service("other", "/js/b")}, []gateway.Node{node("node-1", "homenode")}, nil)
+	requireGuarded(t, http)
+	require.Equal(t, breaker("NetworkErrorRatio() > 0.30"), http.Middlewares[breakerName], "the others keep theirs")
+	require.Equal(t, breaker(expression), http.Middlewares[http.Services["homenode-node-1"].Middlewares[1]])
+}
+
 func TestClientsThatReadBusinessCodes(t *testing.T) {
 	services := []gateway.Service{service("ai", "/js/a"), service("other", "/js/b")}
 	nodes := []gateway.Node{node("node-1", "ai"), node("node-2", "other")}
