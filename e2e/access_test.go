@@ -36,7 +36,7 @@ func rolesDecide(t *testing.T, g *guarded) {
 		g.refusedWith(t, via, "FORBIDDEN", remove)
 		g.refusedWith(t, via, "FORBIDDEN", call{path: "/js/a/admin/7", token: bob})
 		for _, spelled := range []string{
-			"/js/a/admin", "/js/a/admin/", "/js/a//admin/7", "/js/a/./admin/7", "/js/a/x/../admin/7", "/js/a/%61dmin/7", "/js/a/admin;v=1/7", "/js/a/admin/7;jsessionid=1", "/js/a/admin%2F7",
+			"/js/a/admin", "/js/a/admin/", "/js/a//admin/7", "/js/a/./admin/7", "/js/a/x/../admin/7", "/js/a/%61dmin/7", "/js/a/admin;v=1/7", "/js/a/admin/7;jsessionid=1",
 			"/js/a/x/%2e%2e/admin/7", "/js/a/admin/7?x=/js/a/whoami",
 		} {
 			g.refusedWith(t, via, "FORBIDDEN", call{path: spelled, token: bob})

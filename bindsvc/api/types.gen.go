@@ -1100,7 +1100,7 @@ type KickOutRequest struct {
 
 // KickedOut defines model for KickedOut.
 type KickedOut struct {
-	// Enforced false: no identity policy of the service uses the blacklist, so the tokens still pass; they would be refused as soon as one does
+	// Enforced false: the tokens still pass. No identity policy of the service uses the blacklist, and nothing was done; or the policy or its guard is in shadow mode or switched off
 	Enforced  bool   `json:"enforced"`
 	ServiceID string `json:"serviceId"`
 	UserID    string `json:"userId"`

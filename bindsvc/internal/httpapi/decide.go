@@ -39,6 +39,13 @@ const (
 // headers to set on the request, anything else is what the client gets. A POST brings
 // the form body of the request.
 func (s *Server) decide(c echo.Context) error {
+	header := c.Response().Header()
+	tellNeeds := func(serviceID string) {
+		if needs := s.policies.Snapshot().Needs(serviceID); serviceID != "" && len(needs) > 0 {
+			header.Set(headerNeed, strings.Join(needs, ", "))
+		}
+	}
+	tellNeeds(c.Request().Header.Get(headerService)) // whatever becomes of this question
 	req, err := s.readRequest(c)
 	if err != nil {
 		return err
@@ -50,10 +57,7 @@ func (s *Server) decide(c echo.Context) error {
 	decision, err := s.decider.Decide(ctx, req)
 	s.metrics.decided(req.ServiceID, decision, err)
 	policies := s.policies.Snapshot()
-	header := c.Response().Header()
-	if needs := policies.Needs(decision.ServiceID); len(needs) > 0 && decision.ServiceID != "" {
-		header.Set(headerNeed, strings.Join(needs, ", "))
-	}
+	tellNeeds(decision.ServiceID)
 	if err != nil {
 		return s.refuseDecision(c, req, decision.ServiceID, err)
 	}

@@ -83,6 +83,9 @@ func (a admin) requestToExplain(params api.ExplainParams) (req gateway.Request, 
 		if req.ServiceID != "" && known && (!covered || at.ID != req.ServiceID) {
 			return req, "", invalid(fmt.Sprintf("path: service %q does not have it", req.ServiceID))
 		}
+		if !covered {
+			req.Path = routed // Traefik has no router for it, whatever else it may mean
+		}
 		service, known = at, covered
 	} else if known {
 		req.Path, routed = service.PathPrefix, service.PathPrefix

@@ -87,6 +87,12 @@ func (a admin) KickOut(c echo.Context) error {
 		return err
 	}
 	ctx := c.Request().Context()
+	snapshot := a.policies.Snapshot()
+	identity := snapshot.Identity(in.ServiceID)
+	if identity == nil || !identity.UsesBlacklist() {
+		// A mark would come into force with a later policy, and end logins from in between.
+		return a.succeed(c, api.KickedOut{ServiceID: in.ServiceID, UserID: userID})
+	}
 	if err := a.revoked.RevokeUser(ctx, in.ServiceID, userID, kickOutLife); err != nil {
 		return gateway.Unavailable(err)
 	}
@@ -95,10 +101,8 @@ func (a admin) KickOut(c echo.Context) error {
 		unrecorded.Detail = "the user is kicked out, but the audit does not know: send it again"
 		return unrecorded
 	}
-	snapshot := a.policies.Snapshot()
 	enabled, shadow := snapshot.IsEnabled(policy.GuardIdentity)
-	identity := snapshot.Identity(in.ServiceID)
 	return a.succeed(c, api.KickedOut{
-		ServiceID: in.ServiceID, UserID: userID, Enforced: enabled && !shadow && identity != nil && !identity.Shadow && identity.UsesBlacklist(),
+		ServiceID: in.ServiceID, UserID: userID, Enforced: enabled && !shadow && !identity.Shadow,
 	})
 }

@@ -301,7 +301,12 @@ func (k *Keeper) handOn(ctx context.Context, p gateway.PendingPolicy) error {
 		return err == nil && change.ID == p.ID && entry.At.After(p.At)
 	})
 	if !isSuperseded {
-		_, err = k.store.ChangePolicies(ctx, func([]gateway.Policy, int64) ([]gateway.PolicyChange, error) {
+		_, err = k.store.ChangePolicies(ctx, func(now []gateway.Policy, _ int64) ([]gateway.PolicyChange, error) {
+			if slices.ContainsFunc(now, func(there gateway.Policy) bool { // changed since the history was read
+				return there.Kind == p.Kind && there.ID == p.ID && there.UpdatedAt.After(p.At)
+			}) {
+				return nil, nil
+			}
 			return []gateway.PolicyChange{p.PolicyChange}, nil
 		})
 	}
