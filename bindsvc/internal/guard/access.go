@@ -63,7 +63,7 @@ func (access) method(_ context.Context, q *Question, rules []*policy.AccessRule)
 	for _, rule := range rules {
 		allowed = append(allowed, rule.Methods...)
 	}
-	if slices.Contains(allowed, q.Method) {
+	if slices.Contains(allowed, q.methodAsSent) {
 		return nil, nil
 	}
 	return &gateway.Error{Reason: gateway.MethodNotAllowed, Allow: allowed}, nil

@@ -62,9 +62,11 @@ func newChain(all []Guard, subjects Subjects, policies func() *policy.Snapshot, 
 // Question is the question whether the request may pass. Its method is in capitals, as
 // in the policies: to some servers post is POST, and none may do more with it.
 func (c *Chain) Question(req gateway.Request, service gateway.Service) *Question {
+	asSent := req.Method
 	req.Method = strings.ToUpper(req.Method)
 	return &Question{
-		Request: req, Service: service, Resource: policy.Canonical(req.Path), Policies: c.policies(), Now: c.now(), subjects: c.subjects,
+		methodAsSent: asSent,
+		Request:      req, Service: service, Resource: policy.Canonical(req.Path), Policies: c.policies(), Now: c.now(), subjects: c.subjects,
 	}
 }
 

@@ -58,6 +58,7 @@ const (
 type Subject struct {
 	UserID, Channel, Source string
 	IssuedAt, ExpiresAt     time.Time // zero: the token does not tell
+	Signed                  bool      // the token says so itself, by its signature
 }
 
 // Subjects knows whom tokens belong to.
@@ -77,6 +78,8 @@ type Question struct {
 
 	// App is the client-id of a good signature; the signature guard sets it.
 	App string
+
+	methodAsSent string // Method is in capitals
 
 	subjects Subjects
 	subject  *Subject

@@ -446,3 +446,17 @@ func TestAMethodInSmallLettersIsTheSame(t *testing.T) {
 	}
 	require.Empty(t, w.ask(with(get("/js/a/orders"), token("t7"))))
 }
+
+// A node of the time before the JWTs may still know the token: its user is nobody else's guest.
+func TestAnOpaqueTokenWhereJWTsAreWanted(t *testing.T) {
+	w := newWorld(t)
+	w.set(gateway.PolicyIdentity, "ai", `{"mode":"jwt","public":["/js/a/pub/**"],"jwt":{"algorithms":["HS256"],"keys":[{"value":"a secret of thirty-two characters"}]}}`)
+	require.Equal(t, gateway.Unauthenticated, w.ask(with(get("/js/a/x"), token("t7"))))
+	refusal, q := w.check(t.Context(), with(get("/js/a/pub/x"), token("t7")))
+	require.Nil(t, refusal)
+	subject, err := q.Subject(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "7", subject.UserID, "not anonymous: any node could be another's")
+	w.sessionErr = errDown
+	require.Equal(t, gateway.StoreUnavailable, w.ask(with(get("/js/a/pub/x"), token("t7"))))
+}

@@ -34,6 +34,8 @@ func (identity) Failure(q *Question) Failure {
 	return Open
 }
 
+var errNoJWT = errors.New("the token is no JWT")
+
 var errLoggedOut = errors.New("the token was logged out, or its user kicked out")
 
 // Check implements Guard.
@@ -58,6 +60,8 @@ func (g identity) Check(ctx context.Context, q *Question) error {
 		return g.refuse(q, p, err)
 	case err != nil:
 		return gateway.Unavailable(err)
+	case p.Mode == policy.ModeJWT && !subject.Signed && q.User == nil && !needsNoUser:
+		return g.refuse(q, p, errNoJWT)
 	}
 	if !p.UsesBlacklist() || q.User != nil {
 		return nil

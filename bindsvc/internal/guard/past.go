@@ -167,7 +167,7 @@ func (c *Chain) newReplay(policies *policy.Snapshot) *replay {
 func (p *replay) refusal(ctx context.Context, r pastRequest) (refused, shadowed gateway.Reason) {
 	p.clock = r.at
 	q := &Question{
-		Request: r.req, Service: r.service, Resource: policy.Canonical(r.req.Path), Policies: p.policies, Now: r.at, App: r.app, subjects: r,
+		methodAsSent: r.req.Method, Request: r.req, Service: r.service, Resource: policy.Canonical(r.req.Path), Policies: p.policies, Now: r.at, App: r.app, subjects: r,
 	}
 	for _, g := range p.guards {
 		if enabled, _ := q.Policies.IsEnabled(g.Name()); !enabled {

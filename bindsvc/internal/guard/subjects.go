@@ -46,7 +46,7 @@ func NewDirectory(sessions Sessions, log *slog.Logger, now func() time.Time) *Di
 var errNoVerifier = errors.New("the policy's keys cannot be used")
 
 // Subject implements Subjects. What has not the form of a JWT is asked of the sessions
-// in every mode: a service that comes from opaque tokens has users who hold one.
+// in every mode: where such a token is let pass, it must not be taken for nobody's.
 func (d *Directory) Subject(ctx context.Context, serviceID, token string, identity *policy.IdentityRule) (Subject, error) {
 	if identity == nil || identity.Mode != policy.ModeJWT || strings.Count(token, ".") != 2 {
 		userID, err := d.sessions.UserByToken(ctx, serviceID, token)
@@ -62,7 +62,9 @@ func (d *Directory) Subject(ctx context.Context, serviceID, token string, identi
 	if err != nil {
 		return Subject{}, err
 	}
-	return Subject(claims), nil
+	return Subject{
+		UserID: claims.UserID, Channel: claims.Channel, Source: claims.Source, IssuedAt: claims.IssuedAt, ExpiresAt: claims.ExpiresAt, Signed: true,
+	}, nil
 }
 
 // Follow takes over what the snapshot says of JWTs. A verifier whose configuration is
