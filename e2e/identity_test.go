@@ -191,7 +191,11 @@ func jsonWebTokens(t *testing.T, g *guarded) {
 		}
 		unsigned := issue(t, jwt.SigningMethodRS256, "2025", first, claims("7", nil))
 		bad(t, "no signature", unsigned[:strings.LastIndexByte(unsigned, '.')+1])
-		bad(t, "an opaque token", g.signIn(t, 0, "/js/a", "ann"))
+		opaque := g.signIn(t, 0, "/js/a", "ann")
+		for via := range g.clients {
+			g.refused(t, via, call{path: "/js/a/whoami", token: opaque}, notLoggedIn)
+			require.Equal(t, userID("ann"), g.pass(t, via, call{path: "/js/a/public", token: opaque}).header.Get("X-User-Id"), "not taken for nobody: the node may know it")
+		}
 	})
 	rotated := func(t *testing.T) {
 		ring.publish(map[string]*rsa.PrivateKey{"2025": first, "2026": second})
