@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -28,6 +29,8 @@ type run struct {
 	name     string
 	world    *world
 	requests []gateway.Request
+	handler  http.Handler // nil: the decision alone
+	asked    []*http.Request
 	next     int             // of the requests
 	took     []time.Duration // for all decisions, by round
 }
@@ -63,6 +66,20 @@ func Run(ctx context.Context, out io.Writer, rounds int) (err error) {
 	}
 	// The paths of the small world have their rules in the large one too.
 	runs = slices.Insert(runs, 4, &run{name: "10,000 rules, 1,000 roles: paths of 10 rules", world: runs[3].world, requests: runs[0].requests})
+	served, stop := context.WithCancel(ctx)
+	defer stop()
+	alone := len(runs)
+	for _, r := range []*run{runs[0], runs[3]} {
+		handler, err := r.world.handler(served)
+		if err != nil {
+			return err
+		}
+		asked, err := questions(r.requests)
+		if err != nil {
+			return err
+		}
+		runs = append(runs, &run{name: r.name, world: r.world, requests: r.requests, handler: handler, asked: asked})
+	}
 	for round := range rounds {
 		for i := range runs {
 			if err := runs[(i+round)%len(runs)].measure(ctx); err != nil {
@@ -70,7 +87,10 @@ func Run(ctx context.Context, out io.Writer, rounds int) (err error) {
 			}
 		}
 	}
-	if err := printDecisions(ctx, out, runs); err != nil {
+	if err := printDecisions(ctx, out, "a decision alone", runs[:alone]); err != nil {
+		return err
+	}
+	if err := printDecisions(ctx, out, "GET /v1/decide, without the network", runs[alone:]); err != nil {
 		return err
 	}
 	return printSnapshots(out, []*run{runs[0], runs[3]}, rounds)
@@ -88,7 +108,13 @@ func (r *run) measure(ctx context.Context) error {
 
 func (r *run) decide(ctx context.Context) error {
 	for range decisions {
-		if _, err := r.world.decider.Decide(ctx, r.requests[r.next]); err != nil {
+		err := error(nil)
+		if r.handler != nil {
+			err = asked(r.handler, r.asked[r.next])
+		} else {
+			_, err = r.world.decider.Decide(ctx, r.requests[r.next])
+		}
+		if err != nil {
 			return err
 		}
 		r.next = (r.next + 1) % len(r.requests)
@@ -105,8 +131,8 @@ func (r *run) allocations(ctx context.Context) (float64, error) {
 	return float64(after.Mallocs-before.Mallocs) / decisions, err
 }
 
-func printDecisions(ctx context.Context, out io.Writer, runs []*run) error {
-	_, _ = fmt.Fprintf(out, "\na decision, median of %d rounds of %d\n\n", len(runs[0].took), decisions)
+func printDecisions(ctx context.Context, out io.Writer, what string, runs []*run) error {
+	_, _ = fmt.Fprintf(out, "\n%s, median of %d rounds of %d\n\n", what, len(runs[0].took), decisions)
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	_, _ = fmt.Fprintln(table, "rules\tns\tratio\tallocations\t")
 	for _, r := range runs {
@@ -150,5 +176,5 @@ func sizeOf(compile func() *policy.Snapshot) int64 {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	runtime.KeepAlive(snapshot)
-	return int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	return max(0, int64(after.HeapAlloc)-int64(before.HeapAlloc))
 }

@@ -51,6 +51,7 @@ type world struct {
 	roles    *guard.Roles
 	subjects *guard.Directory
 	policies *policy.Keeper
+	chain    *guard.Chain
 	decider  *decide.Decider
 	requests []gateway.Request // about every rule, all of which pass
 }
@@ -71,7 +72,7 @@ func newWorld(ctx context.Context, dir string, of size) (*world, error) {
 	chain := guard.NewChain(guard.Parts{
 		Subjects: w.subjects, Revocations: memory{}, Nonces: w.buckets, Limiter: w.buckets, Roles: w.roles,
 	}, w.policies.Snapshot, log, now)
-	w.decider = decide.New(memory{}, chain, memory{})
+	w.chain, w.decider = chain, decide.New(memory{}, chain, memory{})
 	if err := w.makeRules(ctx); err != nil {
 		return nil, errors.Join(err, w.close())
 	}

@@ -169,7 +169,7 @@ type UserRoleFilter struct {
 
 // Roles is the durable table of the roles that users have.
 type Roles interface {
-	// RolesOf returns the roles of a user, in order; none is no error.
+	// RolesOf returns the roles of a user, in order by their bytes; none is no error.
 	RolesOf(ctx context.Context, serviceID, userID string) ([]string, error)
 
 	// SetRoles gives a user exactly these roles (audited as role.set, with the lists before

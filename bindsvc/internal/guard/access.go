@@ -15,6 +15,7 @@ import (
 
 // RoleLister knows the roles of users.
 type RoleLister interface {
+	// RolesOf returns them in order, by their bytes, as gateway.Roles does.
 	RolesOf(ctx context.Context, serviceID, userID string) ([]string, error)
 }
 
@@ -35,7 +36,7 @@ func (g access) Check(ctx context.Context, q *Question) error {
 		if of.kind != policy.AccessMethod && (q.Login || q.Method == http.MethodOptions) { // nobody's, as a preflight is
 			return nil
 		}
-		inForce, would := q.Policies.Access(of.kind, q.Service.ID, q.Method, q.Resource)
+		inForce, would := q.interfaces().Access(of.kind, q.Service.ID, q.Method)
 		if len(inForce) > 0 {
 			if err := g.refuse(ctx, q, inForce, false, of.refusal); err != nil {
 				return err
@@ -111,8 +112,10 @@ func (g access) rbac(ctx context.Context, q *Question, rules []*policy.AccessRul
 		return nil, fmt.Errorf("roles: %w", err)
 	}
 	for _, rule := range rules {
-		if slices.ContainsFunc(rule.Roles, func(role string) bool { return slices.Contains(roles, role) }) {
-			return nil, nil
+		for _, role := range rule.Roles {
+			if _, has := slices.BinarySearch(roles, role); has {
+				return nil, nil
+			}
 		}
 	}
 	return &gateway.Error{Reason: gateway.Forbidden}, nil

@@ -107,15 +107,15 @@ func (c *Chain) missing(q *Question) (needs []string) {
 	if !q.CanTellMore {
 		return nil
 	}
-	told := map[string]bool{policy.NeedAddress: q.AddressTold, policy.NeedQuery: q.QueryTold}
 	for _, need := range q.Policies.Needs(q.Service.ID) {
-		isTold := told[need] || strings.HasPrefix(need, policy.NeedSource) && q.SourceTold
+		isTold := need == policy.NeedAddress && q.AddressTold || need == policy.NeedQuery && q.QueryTold ||
+			strings.HasPrefix(need, policy.NeedSource) && q.SourceTold
 		if !isTold {
 			needs = append(needs, need)
 		}
 	}
 	enabled, _ := q.Policies.IsEnabled(policy.GuardSignature)
-	inForce, onTrial := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
+	inForce, onTrial := q.interfaces().Signature(q.Service.ID, q.Method)
 	if enabled && q.Form.State == gateway.FormNotTold && (inForce != nil || onTrial != nil) {
 		needs = append(needs, policy.NeedForm)
 	}

@@ -80,6 +80,7 @@ type Question struct {
 	App string
 
 	methodAsSent string // Method is in capitals
+	rules        *policy.Interface
 
 	subjects Subjects
 	subject  *Subject
@@ -91,6 +92,15 @@ type Question struct {
 type Finding struct {
 	Policy string
 	Reason gateway.Reason
+}
+
+// interfaces are the rules for the path of the request. They are looked for once.
+func (q *Question) interfaces() policy.Interface {
+	if q.rules == nil {
+		rules := q.Policies.At(q.Resource)
+		q.rules = &rules
+	}
+	return *q.rules
 }
 
 // Subject returns whose request it is; gateway.ErrNotFound: nobody's that is known.

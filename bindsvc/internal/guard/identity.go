@@ -44,23 +44,24 @@ func (g identity) Check(ctx context.Context, q *Question) error {
 	if p == nil || q.Login {
 		return nil
 	}
-	// A preflight carries no token, and a signed request that of its app.
-	needsNoUser := p.Mode == policy.ModePassthrough || p.IsPublic(q.Resource)
+	needsNoUser := func() bool { return p.Mode == policy.ModePassthrough || p.IsPublic(q.Resource) }
 	if q.Token == "" && q.User == nil {
-		if needsNoUser || q.Method == http.MethodOptions || q.App != "" {
+		// A preflight carries no token, and a signed request that of its app.
+		if q.Method == http.MethodOptions || q.App != "" || needsNoUser() {
 			return nil
 		}
 		return g.refuse(q, p, errors.New("no token"))
 	}
 	subject, err := q.Subject(ctx)
 	switch {
-	case errors.Is(err, gateway.ErrNotFound) && needsNoUser:
-		return nil
 	case errors.Is(err, gateway.ErrNotFound):
+		if needsNoUser() {
+			return nil
+		}
 		return g.refuse(q, p, err)
 	case err != nil:
 		return gateway.Unavailable(err)
-	case p.Mode == policy.ModeJWT && !subject.Signed && q.User == nil && !needsNoUser:
+	case p.Mode == policy.ModeJWT && !subject.Signed && q.User == nil && !needsNoUser():
 		return g.refuse(q, p, errNoJWT)
 	}
 	if !p.UsesBlacklist() || q.User != nil {

@@ -17,7 +17,7 @@ func (maintenance) Failure(*Question) Failure { return Open }
 
 // Check implements Guard. Whose request it is is asked only where users are testers.
 func (g maintenance) Check(ctx context.Context, q *Question) (refusal error) {
-	q.Policies.Maintenance(q.Service.ID, q.Resource, q.Now, func(m *policy.MaintenanceRule) bool {
+	q.interfaces().Maintenance(q.Service.ID, q.Now, func(m *policy.MaintenanceRule) bool {
 		if g.isTester(ctx, q, m) {
 			return false
 		}

@@ -22,7 +22,7 @@ func (rateLimit) Failure(*Question) Failure { return Open }
 // Check implements Guard. A policy in shadow mode counts by itself, so that it takes
 // nothing from the others.
 func (g rateLimit) Check(ctx context.Context, q *Question) error {
-	inForce, onTrial := q.Policies.Limits(q.Service.ID, q.Method, q.Resource)
+	inForce, onTrial := q.interfaces().Limits(q.Service.ID, q.Method)
 	if _, allInShadow := q.Policies.IsEnabled(g.Name()); allInShadow {
 		inForce, onTrial = nil, slices.Concat(inForce, onTrial)
 	}

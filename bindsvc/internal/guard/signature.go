@@ -32,7 +32,7 @@ func (signature) Failure(*Question) Failure { return Closed }
 // Check implements Guard. What is in shadow mode neither refuses, be it because the
 // nonces cannot be asked, nor takes the place of what does.
 func (g signature) Check(ctx context.Context, q *Question) error {
-	inForce, onTrial := q.Policies.Signature(q.Service.ID, q.Method, q.Resource)
+	inForce, onTrial := q.interfaces().Signature(q.Service.ID, q.Method)
 	if inForce != nil {
 		app, refusal, err := g.verify(ctx, q, inForce, true)
 		switch {

@@ -313,7 +313,7 @@ func TestTenThousandPoliciesAtOnce(t *testing.T) {
 	r := b.call(http.MethodPost, "/policies/rate-limit", list(10_000, ""))
 	require.Equal(t, http.StatusOK, r.Code, "%.300s", r.Body)
 	require.Equal(t, 10_000, b.policies.Snapshot().Count(gateway.PolicyRateLimit))
-	limits, _ := b.policies.Snapshot().Limits("ai", "GET", "/js/a/interfaces/9999/x")
+	limits, _ := b.policies.Snapshot().At("/js/a/interfaces/9999/x").Limits("ai", "GET")
 	require.Len(t, limits, 1)
 	require.Equal(t, http.StatusOK, b.call(http.MethodPost, "/policies/rate-limit", list(3, "")).Code)
 	require.Equal(t, 3, b.policies.Snapshot().Count(gateway.PolicyRateLimit))

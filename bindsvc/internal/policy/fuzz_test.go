@@ -76,14 +76,14 @@ func FuzzPolicies(f *testing.F) {
 func look(s *policy.Snapshot) {
 	now := time.Now()
 	for _, path := range []string{"/", "/a", "/a/b/c", "/js/a/x", strings.Repeat("/x", 100)} {
-		s.Maintenance("ai", path, now, func(m *policy.MaintenanceRule) bool {
+		s.At(path).Maintenance("ai", now, func(m *policy.MaintenanceRule) bool {
 			m.IsTester("7", "ann")
 			return m.IsTestersAddress(netip.MustParseAddr("10.0.0.1"))
 		})
-		s.Signature("ai", "GET", path)
-		s.Limits("ai", "GET", path)
+		s.At(path).Signature("ai", "GET")
+		s.At(path).Limits("ai", "GET")
 		for _, kind := range []string{policy.AccessRBAC, policy.AccessGrey, policy.AccessMethod} {
-			s.Access(kind, "ai", "GET", path)
+			s.At(path).Access(kind, "ai", "GET")
 		}
 		if rule := s.Identity("ai"); rule != nil {
 			rule.IsPublic(path)

@@ -76,7 +76,7 @@ func (c *cache) FollowPolicies(ctx context.Context, _ func()) error { <-ctx.Done
 
 func isInMaintenance(k *policy.Keeper) bool {
 	found := false
-	k.Snapshot().Maintenance("ai", "/js/a/x", time.Now(), func(*policy.MaintenanceRule) bool { found = true; return true })
+	k.Snapshot().At("/js/a/x").Maintenance("ai", time.Now(), func(*policy.MaintenanceRule) bool { found = true; return true })
 	return found
 }
 
@@ -219,7 +219,7 @@ func TestAnInvalidPolicy(t *testing.T) {
 	s := k.Snapshot()
 	require.Len(t, s.Problems, 1)
 	require.True(t, s.Problems[0].Kept)
-	inForce, _ := s.Access(policy.AccessRBAC, "ai", "GET", "/js/a/admin/x")
+	inForce, _ := s.At("/js/a/admin/x").Access(policy.AccessRBAC, "ai", "GET")
 	require.NotEmpty(t, inForce, "the last good version holds")
 	require.False(t, s.IsBroken(policy.GuardAccess, "ai"))
 
@@ -381,7 +381,7 @@ func TestManyPoliciesAtOnce(t *testing.T) {
 }
 
 func limits(s *policy.Snapshot, path string) []*policy.LimitRule {
-	inForce, _ := s.Limits("ai", "GET", path)
+	inForce, _ := s.At(path).Limits("ai", "GET")
 	return inForce
 }
 

@@ -43,6 +43,8 @@ type Common struct {
 	Remark   string   `json:"remark,omitempty"`
 }
 
+func (c *Common) common() *Common { return c }
+
 // IsEnabled reports whether the policy is in force.
 func (c *Common) IsEnabled() bool { return c.Enabled == nil || *c.Enabled }
 

@@ -52,6 +52,20 @@ type interfaceRules struct {
 	access      [accessTypes][]*AccessRule
 }
 
+// Interface is what the policies have for one path: the rules of every pattern that
+// matches it, the most specific one first.
+type Interface struct{ rules []*interfaceRules }
+
+// At finds the rules for a canonical path. One walk serves all guards.
+func (s *Snapshot) At(path string) Interface {
+	i := Interface{make([]*interfaceRules, 0, 8)}
+	s.interfaces.visit(path, func(at []interfaceRules) bool {
+		i.rules = append(i.rules, &at[0])
+		return false
+	})
+	return i
+}
+
 // rulesAt is the place of the rules with that pattern.
 func (s *Snapshot) rulesAt(pattern string) *interfaceRules {
 	at := s.interfaces.at(pattern)
@@ -148,6 +162,7 @@ func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *
 		Revision: revision, policies: policies, valid: map[policyKey]record{}, invalid: map[string][]Common{}, jwts: map[string]session.JWTConfig{},
 		switches: map[string]*Switch{}, apps: map[string]*AppRule{}, pathRules: map[string]*services{},
 	}
+	same := newInterner()
 	for _, p := range policies {
 		key := policyKey{p.Kind, p.ID}
 		r, err := decode(p.Kind, p.Body)
@@ -155,6 +170,7 @@ func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *
 			err = verify(r, p.ID)
 		}
 		if err == nil {
+			same.intern(r)
 			err = s.put(p.ID, r, sealer)
 		}
 		if err == nil {
@@ -172,6 +188,52 @@ func compile(policies []gateway.Policy, revision int64, sealer *Sealer, before *
 		}
 	}
 	return s
+}
+
+// interner makes equal texts of many rules one and the same: what each request compares
+// is then in the processor's caches, whichever rule it meets.
+type interner struct {
+	texts map[string]string
+	lists map[string][]string
+}
+
+func newInterner() *interner { return &interner{map[string]string{}, map[string][]string{}} }
+
+func (n *interner) intern(r record) {
+	if of, ok := r.(interface{ common() *Common }); ok {
+		of.common().Services = n.list(of.common().Services)
+	}
+	switch r := r.(type) {
+	case *RateLimit:
+		r.Method, r.By = n.text(r.Method), n.text(r.By)
+	case *Access:
+		r.Method, r.Methods, r.Roles = n.text(r.Method), n.list(r.Methods), n.list(r.Roles)
+	case *Signature:
+		r.Methods = n.list(r.Methods)
+	}
+}
+
+func (n *interner) text(text string) string {
+	if known, ok := n.texts[text]; ok {
+		return known
+	}
+	n.texts[text] = text
+	return text
+}
+
+func (n *interner) list(list []string) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	key := strings.Join(list, "\x00")
+	if known, ok := n.lists[key]; ok {
+		return known
+	}
+	for i := range list {
+		list[i] = n.text(list[i])
+	}
+	n.lists[key] = list
+	return list
 }
 
 // scopeOf is what a policy is about as far as it can be read: of nothing, all services.
@@ -208,7 +270,7 @@ func (s *Snapshot) put(id string, r record, sealer *Sealer) error {
 // MaintenanceRule is a Maintenance in force.
 type MaintenanceRule struct {
 	ID string
-	*Maintenance
+	Maintenance
 	addresses []netip.Prefix
 }
 
@@ -228,7 +290,7 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 	if !m.IsEnabled() {
 		return
 	}
-	rule := &MaintenanceRule{ID: id, Maintenance: m}
+	rule := &MaintenanceRule{ID: id, Maintenance: *m}
 	for _, text := range m.Testers.Addresses {
 		prefix, _ := parsePrefix(text) // verified
 		rule.addresses = append(rule.addresses, prefix)
@@ -253,13 +315,16 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 	s.perRequest.add(&m.Common)
 }
 
-// Maintenance calls found with every rule that is about the path at that time, until it returns true.
-func (s *Snapshot) Maintenance(serviceID, path string, now time.Time, found func(*MaintenanceRule) bool) {
-	s.interfaces.visit(path, func(at []interfaceRules) bool {
-		return slices.ContainsFunc(at[0].maintenance, func(m *MaintenanceRule) bool {
-			return m.Covers(serviceID) && (m.Start == nil || !now.Before(*m.Start)) && found(m)
-		})
-	})
+// Maintenance calls found with every rule that is about the service at that time, until
+// it returns true.
+func (i Interface) Maintenance(serviceID string, now time.Time, found func(*MaintenanceRule) bool) {
+	for _, at := range i.rules {
+		for _, m := range at.maintenance {
+			if m.Covers(serviceID) && (m.Start == nil || !now.Before(*m.Start)) && found(m) {
+				return
+			}
+		}
+	}
 }
 
 // IdentityRule is an Identity in force.
@@ -405,7 +470,7 @@ func (s *Snapshot) App(serviceID, clientID string) *AppRule {
 // SignatureRule is a Signature in force, with its defaults.
 type SignatureRule struct {
 	ID string
-	*Signature
+	Signature
 	TTL                                 time.Duration
 	ClientID, Timestamp, Sign, NonceKey string // names of parameters
 }
@@ -415,7 +480,7 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 		return
 	}
 	rule := &SignatureRule{
-		ID: id, Signature: g, TTL: g.TTL.or(5 * time.Minute),
+		ID: id, Signature: *g, TTL: g.TTL.or(5 * time.Minute),
 		ClientID: g.clientIDParam(), Timestamp: g.timestampParam(), Sign: g.signParam(), NonceKey: g.nonceParam(),
 	}
 	for _, pattern := range g.Paths {
@@ -433,21 +498,19 @@ func (s *Snapshot) putSignature(id string, g *Signature) {
 // Signature returns the most specific rule in force for the interface, and the one in
 // shadow mode that would take its place; nil if there is none.
 // A preflight carries no signature: OPTIONS is only signed where a rule names it.
-func (s *Snapshot) Signature(serviceID, method, path string) (inForce, onTrial *SignatureRule) {
-	s.interfaces.visit(path, func(at []interfaceRules) bool {
-		for _, g := range at[0].signatures {
+func (i Interface) Signature(serviceID, method string) (inForce, onTrial *SignatureRule) {
+	for _, at := range i.rules {
+		for _, g := range at.signatures {
 			switch {
 			case !g.isAbout(serviceID, method):
 			case !g.Shadow:
-				inForce = g
-				return true
+				return g, onTrial
 			case onTrial == nil:
 				onTrial = g
 			}
 		}
-		return false
-	})
-	return inForce, onTrial
+	}
+	return nil, onTrial
 }
 
 func (g *SignatureRule) isAbout(serviceID, method string) bool {
@@ -460,7 +523,7 @@ func (g *SignatureRule) isAbout(serviceID, method string) bool {
 // LimitRule is a RateLimit in force.
 type LimitRule struct {
 	ID string
-	*RateLimit
+	RateLimit
 	PerSecond float64
 	Capacity  float64
 }
@@ -470,7 +533,7 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 		return
 	}
 	r.By = cmp.Or(r.By, ByTotal)
-	rule := &LimitRule{ID: id, RateLimit: r, PerSecond: r.Rate / r.Per.or(time.Second).Seconds(), Capacity: float64(r.Burst)}
+	rule := &LimitRule{ID: id, RateLimit: *r, PerSecond: r.Rate / r.Per.or(time.Second).Seconds(), Capacity: float64(r.Burst)}
 	if r.Burst == 0 {
 		rule.Capacity = max(1, r.Rate)
 	}
@@ -486,17 +549,20 @@ func (s *Snapshot) putLimit(id string, r *RateLimit) {
 // Limits returns the rules in force for the interface: those of the most specific path
 // pattern that has any, of these those for exactly this method, else those for any (seed
 // 004). Those on trial are in shadow mode, and would be in force with or without others.
-func (s *Snapshot) Limits(serviceID, method, path string) (inForce, onTrial []*LimitRule) {
+func (i Interface) Limits(serviceID, method string) (inForce, onTrial []*LimitRule) {
 	of := func(r *LimitRule) (string, bool) { return r.Method, r.Covers(serviceID) }
-	inForce, would := rulesFor(s, path, func(at *interfaceRules) []*LimitRule { return at.limits }, method, of, func(r *LimitRule) bool { return r.Shadow })
+	inForce, would := rulesFor(i, func(at *interfaceRules) []*LimitRule { return at.limits }, method, of, func(r *LimitRule) bool { return r.Shadow })
 	return inForce, slices.DeleteFunc(would, func(r *LimitRule) bool { return !r.Shadow })
 }
 
 // rulesFor finds the rules in force, which no rule in shadow mode takes the place of, and
 // those that would be if there were no shadow mode; the latter only if they are others.
-func rulesFor[T any](s *Snapshot, path string, list func(*interfaceRules) []T, method string, of func(T) (method string, suits bool), isShadow func(T) bool) (inForce, would []T) {
-	s.interfaces.visit(path, func(at []interfaceRules) bool {
-		rules := list(&at[0])
+func rulesFor[T any](i Interface, list func(*interfaceRules) []T, method string, of func(T) (method string, suits bool), isShadow func(T) bool) (inForce, would []T) {
+	for _, at := range i.rules {
+		rules := list(at)
+		if len(rules) == 0 {
+			continue
+		}
 		if len(would) == 0 {
 			would = forMethod(rules, method, of)
 		}
@@ -504,8 +570,10 @@ func rulesFor[T any](s *Snapshot, path string, list func(*interfaceRules) []T, m
 			method, suits := of(r)
 			return method, suits && !isShadow(r)
 		})
-		return len(inForce) > 0
-	})
+		if len(inForce) > 0 {
+			break
+		}
+	}
 	if !slices.ContainsFunc(would, isShadow) {
 		would = nil
 	}
@@ -544,7 +612,7 @@ func isOrAnswers(of, method string) bool {
 // AccessRule is an Access in force.
 type AccessRule struct {
 	ID string
-	*Access
+	Access
 }
 
 const accessTypes = 3
@@ -559,7 +627,7 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 		return
 	}
 	of := &s.rulesAt(a.Path).access[accessType(a.Type)]
-	*of = append(*of, &AccessRule{ID: id, Access: a})
+	*of = append(*of, &AccessRule{ID: id, Access: *a})
 	s.perRequest.add(&a.Common)
 	s.refusesByPath(GuardAccess, &a.Common)
 	if !a.Shadow {
@@ -569,10 +637,10 @@ func (s *Snapshot) putAccess(id string, a *Access) {
 
 // Access returns the rules of one type in force for the interface, those of the most
 // specific path, and what they would be without shadow mode, if that is not the same.
-func (s *Snapshot) Access(kind, serviceID, method, path string) (inForce, would []*AccessRule) {
-	at := accessType(kind)
-	return rulesFor(s, path, func(rules *interfaceRules) []*AccessRule { return rules.access[at] },
-		method, func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
+func (i Interface) Access(kind, serviceID, method string) (inForce, would []*AccessRule) {
+	of := accessType(kind)
+	return rulesFor(i, func(at *interfaceRules) []*AccessRule { return at.access[of] }, method,
+		func(a *AccessRule) (string, bool) { return a.Method, a.Covers(serviceID) }, func(a *AccessRule) bool { return a.Shadow })
 }
 
 // DegradationRule is a Degradation in force.
