@@ -373,7 +373,7 @@ func TestAMultipartBodyIsNoReadableForm(t *testing.T) {
 		asked := b.service.lastQuestion(t)
 		require.Equal(t, "GET", asked.Method)
 		require.Equal(t, []string{"unreadable"}, asked.Header["X-Homenode-Form"])
-		require.Equal(t, body, string(b.atNode().body), "untouched")
+		require.Equal(t, body, b.atNode().body, "untouched")
 	})
 }
 

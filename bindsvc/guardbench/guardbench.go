@@ -106,15 +106,17 @@ func (r *run) measure(ctx context.Context) error {
 	return nil
 }
 
+func (r *run) decideNext(ctx context.Context) error {
+	if r.handler != nil {
+		return asked(r.handler, r.asked[r.next])
+	}
+	_, err := r.world.decider.Decide(ctx, r.requests[r.next])
+	return err
+}
+
 func (r *run) decide(ctx context.Context) error {
 	for range decisions {
-		err := error(nil)
-		if r.handler != nil {
-			err = asked(r.handler, r.asked[r.next])
-		} else {
-			_, err = r.world.decider.Decide(ctx, r.requests[r.next])
-		}
-		if err != nil {
+		if err := r.decideNext(ctx); err != nil {
 			return err
 		}
 		r.next = (r.next + 1) % len(r.requests)
@@ -168,7 +170,7 @@ func printSnapshots(out io.Writer, runs []*run, rounds int) error {
 }
 
 // sizeOf is what the snapshot keeps in memory, beside the stored policies.
-func sizeOf(compile func() *policy.Snapshot) int64 {
+func sizeOf(compile func() *policy.Snapshot) uint64 {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -176,5 +178,8 @@ func sizeOf(compile func() *policy.Snapshot) int64 {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	runtime.KeepAlive(snapshot)
-	return max(0, int64(after.HeapAlloc)-int64(before.HeapAlloc))
+	if after.HeapAlloc < before.HeapAlloc { // something else has gone
+		return 0
+	}
+	return after.HeapAlloc - before.HeapAlloc
 }

@@ -14,8 +14,6 @@ import (
 const (
 	maxBuckets = 200_000
 	maxNonces  = 200_000
-
-	longestWait = 1e18 // nanoseconds, 30 years: what a rate near zero comes to is beyond a time.Duration
 )
 
 // Buckets is a gateway.Limiter and gateway.Nonces in the memory of one process, for the

@@ -49,11 +49,10 @@ func (g signature) Check(ctx context.Context, q *Question) error {
 		return nil
 	}
 	app, refusal, err := g.verify(ctx, q, onTrial, inForce == nil) // a nonce is good once, for whichever rule
-	switch {
-	case err != nil:
-	case refusal != nil:
+	if refusal != nil {
 		_ = q.refuse(g.Name(), onTrial.ID, true, refusal)
-	case inForce == nil:
+	}
+	if err == nil && refusal == nil && inForce == nil {
 		q.App = app
 	}
 	return nil
