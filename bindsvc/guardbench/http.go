@@ -37,7 +37,7 @@ func (w *world) handler(ctx context.Context) (http.Handler, error) {
 func questions(requests []gateway.Request) ([]*http.Request, error) {
 	var all []*http.Request
 	for _, r := range requests {
-		q, err := http.NewRequest(http.MethodGet, "/v1/decide", nil) //nolint:noctx // each is asked many times
+		q, err := http.NewRequest(http.MethodGet, "/v1/decide", nil)
 		if err != nil {
 			return nil, err
 		}
