@@ -11,6 +11,8 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/policy"
+	"github.com/homenode/homenode/bindsvc/internal/policy/policytest"
+	"github.com/homenode/homenode/bindsvc/internal/session"
 )
 
 // teapot is a guard that nothing else knows of.
@@ -60,4 +62,24 @@ func TestAnyGuardFitsTheChain(t *testing.T) {
 	refusal, counts = teapot{failure: Closed, answer: errors.New("no water")}.ask(t)
 	require.Equal(t, gateway.StoreUnavailable, refusal.Reason)
 	require.Equal(t, map[string]int64{"unchecked": 1}, counts)
+}
+
+// unknownKey is a Subjects of tokens whose key is not published (yet).
+type unknownKey struct{}
+
+func (unknownKey) Subject(context.Context, string, string, *policy.IdentityRule) (Subject, error) {
+	return Subject{}, session.ErrUnknownKey
+}
+
+func TestATokenOfAnUnknownKeyIsNobodysGuest(t *testing.T) {
+	store := &policytest.Memory{}
+	store.Put(gateway.PolicyIdentity, "ai", `{"mode":"jwt","public":["/pub/**"],"jwt":{"algorithms":["RS256"],"jwksUrl":"https://login.example/keys"}}`)
+	policies := policytest.NewKeeper(t, store, nil, time.Now)
+	c := newChain([]Guard{identity{noneRevoked{}}}, unknownKey{}, policies.Snapshot, slog.New(slog.DiscardHandler), time.Now)
+	for _, path := range []string{"/pub/x", "/x"} {
+		err := c.Check(t.Context(), c.Question(gateway.Request{Path: path, Token: "a.b.c"}, gateway.Service{ID: "ai"}))
+		var refusal *gateway.Error
+		require.ErrorAs(t, err, &refusal, path)
+		require.Equal(t, gateway.Unauthenticated, refusal.Reason)
+	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
 	"github.com/homenode/homenode/bindsvc/internal/policy"
+	"github.com/homenode/homenode/bindsvc/internal/session"
 )
 
 // identity wants a known user where a service's policy does, and refuses tokens that
@@ -54,6 +55,8 @@ func (g identity) Check(ctx context.Context, q *Question) error {
 	}
 	subject, err := q.Subject(ctx)
 	switch {
+	case errors.Is(err, session.ErrUnknownKey): // on no path: it may yet be somebody's, and is nobody's guest
+		return g.refuse(q, p, err)
 	case errors.Is(err, gateway.ErrNotFound):
 		if needsNoUser() {
 			return nil

@@ -178,6 +178,7 @@ func TestAnUnknownKeyIsAskedForOnceInAWhile(t *testing.T) {
 	for range 5 {
 		_, err := j.Verify(t.Context(), unknown)
 		requireRefused(t, err, "its key is not known")
+		require.ErrorIs(t, err, session.ErrUnknownKey, "it may be published in a moment")
 		now.advance(time.Second)
 	}
 	require.EqualValues(t, 1, server.asked.Load())
@@ -195,6 +196,7 @@ func TestAnUnknownKeyIsAskedForOnceInAWhile(t *testing.T) {
 		require.NoError(t, err, "what is known goes on")
 		_, err = j.Verify(t.Context(), token(t, otherKey(), "a"))
 		requireRefused(t, err, "its signature is not good")
+		require.NotErrorIs(t, err, session.ErrUnknownKey)
 	}
 	require.EqualValues(t, 3, server.asked.Load())
 }

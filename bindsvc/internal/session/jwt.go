@@ -169,9 +169,17 @@ func (j *JWT) verifySignature(ctx context.Context, token signedToken) error {
 	if askErr != nil {
 		return fmt.Errorf("published keys: %w", askErr)
 	}
-	_, err = token.signedWith(slices.Concat(j.keys, published))
+	decided, err = token.signedWith(slices.Concat(j.keys, published))
+	if err != nil && !decided {
+		return fmt.Errorf("%w: %w", ErrUnknownKey, err)
+	}
 	return err
 }
+
+// ErrUnknownKey is that of a token whose key is none of the published ones as they were
+// read a moment ago. It wraps gateway.ErrNotFound; but an issuer may publish the key
+// later than it signs, so that such a token may yet be somebody's.
+var ErrUnknownKey = fmt.Errorf("%w: its key is not published", gateway.ErrNotFound)
 
 // signedWith checks the signature. It is decided if it is good, or if it is not and
 // one of the keys is the one that the token names. Otherwise another key may be the
