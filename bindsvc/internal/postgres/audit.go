@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/where"
 )
 
 // Audit implements bindrule.Rows.
@@ -62,12 +62,12 @@ const auditColumns = `id, at, actor, coalesce(address, ''), coalesce(request_id,
 
 // ListAudit implements gateway.AuditLog.
 func (s *Store) ListAudit(ctx context.Context, filter gateway.AuditFilter) (page []gateway.AuditEntry, total int64, err error) {
-	where, args := auditWhere(filter)
+	clause, args := auditWhere(filter)
 	err = s.inSnapshot(ctx, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, `SELECT count(*) FROM gateway_audit`+where, args...).Scan(&total); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM gateway_audit`+clause, args...).Scan(&total); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `SELECT `+auditColumns+` FROM gateway_audit`+where+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
+		rows, err := tx.Query(ctx, `SELECT `+auditColumns+` FROM gateway_audit`+clause+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
 		if err != nil {
 			return err
 		}
@@ -86,28 +86,18 @@ func scanAudit(row pgx.CollectableRow) (gateway.AuditEntry, error) {
 	return e, err
 }
 
-// auditWhere asks for the fields that are set only, so that each can use its index.
-func auditWhere(f gateway.AuditFilter) (where string, args []any) {
-	var conditions []string
-	add := func(isSet bool, condition string, value any) {
-		if isSet {
-			args = append(args, value)
-			conditions = append(conditions, strings.ReplaceAll(condition, "?", "$"+strconv.Itoa(len(args))))
-		}
-	}
-	add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
-	add(f.NodeID != "", `node_id = ?`, f.NodeID)
-	add(f.UserID != "", `user_id = ?`, f.UserID)
-	add(f.Username != "", `(username_key_before = ? OR username_key_after = ?)`, f.Username)
-	add(f.Actor != "", `actor = ?`, f.Actor)
-	add(f.Action != "", `(action = ? OR starts_with(action, ? || '.'))`, f.Action)
-	add(f.RequestID != "", `request_id = ?`, f.RequestID)
-	add(!f.Since.IsZero(), `at >= ?`, f.Since.UTC())
-	add(!f.Until.IsZero(), `at < ?`, f.Until.UTC())
-	if len(conditions) == 0 {
-		return "", nil
-	}
-	return " WHERE " + strings.Join(conditions, " AND "), args
+func auditWhere(f gateway.AuditFilter) (clause string, args []any) {
+	var w where.Clause
+	w.Add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
+	w.Add(f.NodeID != "", `node_id = ?`, f.NodeID)
+	w.Add(f.UserID != "", `user_id = ?`, f.UserID)
+	w.Add(f.Username != "", `(username_key_before = ? OR username_key_after = ?)`, f.Username)
+	w.Add(f.Actor != "", `actor = ?`, f.Actor)
+	w.Add(f.Action != "", `(action = ? OR starts_with(action, ? || '.'))`, f.Action)
+	w.Add(f.RequestID != "", `request_id = ?`, f.RequestID)
+	w.Add(!f.Since.IsZero(), `at >= ?`, f.Since.UTC())
+	w.Add(!f.Until.IsZero(), `at < ?`, f.Until.UTC())
+	return w.SQL()
 }
 
 // What the first change after a time found, and what is bound now. The entries of

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/where"
 )
 
 const rolesOf = `SELECT role FROM gateway_user_role WHERE service_id = $1 AND user_id = $2 ORDER BY role COLLATE "C"`
@@ -78,12 +78,12 @@ func dropRoles(ctx context.Context, tx pgx.Tx, serviceID string) error {
 
 // ListRoles implements gateway.Roles.
 func (s *Store) ListRoles(ctx context.Context, filter gateway.UserRoleFilter) (page []gateway.UserRole, total int64, err error) {
-	where, args := rolesWhere(filter)
+	clause, args := rolesWhere(filter)
 	err = s.inSnapshot(ctx, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, `SELECT count(*) FROM gateway_user_role`+where, args...).Scan(&total); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM gateway_user_role`+clause, args...).Scan(&total); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `SELECT service_id, user_id, role FROM gateway_user_role`+where+
+		rows, err := tx.Query(ctx, `SELECT service_id, user_id, role FROM gateway_user_role`+clause+
 			` ORDER BY service_id COLLATE "C", user_id COLLATE "C", role COLLATE "C" LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
 		if err != nil {
 			return err
@@ -94,17 +94,10 @@ func (s *Store) ListRoles(ctx context.Context, filter gateway.UserRoleFilter) (p
 	return page, total, err
 }
 
-// rolesWhere asks for the fields that are set only, so that the index can be used.
-func rolesWhere(f gateway.UserRoleFilter) (where string, args []any) {
-	var conditions []string
-	for _, field := range [...]struct{ column, value string }{{"service_id", f.ServiceID}, {"user_id", f.UserID}, {"role", f.Role}} {
-		if field.value != "" {
-			args = append(args, field.value)
-			conditions = append(conditions, field.column+` = $`+strconv.Itoa(len(args)))
-		}
-	}
-	if len(conditions) == 0 {
-		return "", nil
-	}
-	return " WHERE " + strings.Join(conditions, " AND "), args
+func rolesWhere(f gateway.UserRoleFilter) (clause string, args []any) {
+	var w where.Clause
+	w.Add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
+	w.Add(f.UserID != "", `user_id = ?`, f.UserID)
+	w.Add(f.Role != "", `role = ?`, f.Role)
+	return w.SQL()
 }

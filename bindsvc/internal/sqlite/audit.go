@@ -6,10 +6,10 @@ import (
 	"database/sql"
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/where"
 )
 
 // Audit implements bindrule.Rows.
@@ -51,12 +51,12 @@ const auditColumns = `id, at, actor, coalesce(address, ''), coalesce(request_id,
 
 // ListAudit implements gateway.AuditLog.
 func (s *Store) ListAudit(ctx context.Context, filter gateway.AuditFilter) (page []gateway.AuditEntry, total int64, err error) {
-	where, args := auditWhere(filter)
+	clause, args := auditWhere(filter)
 	err = s.inSnapshot(ctx, func(tx *sql.Tx) (err error) {
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM gateway_audit`+where, args...).Scan(&total); err != nil {
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM gateway_audit`+clause, args...).Scan(&total); err != nil {
 			return err
 		}
-		page, err = collect(ctx, tx, scanAudit, `SELECT `+auditColumns+` FROM gateway_audit`+where+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
+		page, err = collect(ctx, tx, scanAudit, `SELECT `+auditColumns+` FROM gateway_audit`+clause+` ORDER BY id DESC LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
 		return err
 	})
 	return page, total, err
@@ -72,28 +72,18 @@ func scanAudit(row scanner) (gateway.AuditEntry, error) {
 	return e, err
 }
 
-// auditWhere asks for the fields that are set only, so that each can use its index.
-func auditWhere(f gateway.AuditFilter) (where string, args []any) {
-	var conditions []string
-	add := func(isSet bool, condition string, value any) {
-		if isSet {
-			args = append(args, value)
-			conditions = append(conditions, strings.ReplaceAll(condition, "?", "$"+strconv.Itoa(len(args))))
-		}
-	}
-	add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
-	add(f.NodeID != "", `node_id = ?`, f.NodeID)
-	add(f.UserID != "", `user_id = ?`, f.UserID)
-	add(f.Username != "", `(username_key_before = ? OR username_key_after = ?)`, f.Username)
-	add(f.Actor != "", `actor = ?`, f.Actor)
-	add(f.Action != "", `(action = ? OR substr(action, 1, length(?) + 1) = ? || '.')`, f.Action)
-	add(f.RequestID != "", `request_id = ?`, f.RequestID)
-	add(!f.Since.IsZero(), `at >= ?`, f.Since.UnixMicro())
-	add(!f.Until.IsZero(), `at < ?`, f.Until.UnixMicro())
-	if len(conditions) == 0 {
-		return "", nil
-	}
-	return " WHERE " + strings.Join(conditions, " AND "), args
+func auditWhere(f gateway.AuditFilter) (clause string, args []any) {
+	var w where.Clause
+	w.Add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
+	w.Add(f.NodeID != "", `node_id = ?`, f.NodeID)
+	w.Add(f.UserID != "", `user_id = ?`, f.UserID)
+	w.Add(f.Username != "", `(username_key_before = ? OR username_key_after = ?)`, f.Username)
+	w.Add(f.Actor != "", `actor = ?`, f.Actor)
+	w.Add(f.Action != "", `(action = ? OR substr(action, 1, length(?) + 1) = ? || '.')`, f.Action)
+	w.Add(f.RequestID != "", `request_id = ?`, f.RequestID)
+	w.Add(!f.Since.IsZero(), `at >= ?`, f.Since.UnixMicro())
+	w.Add(!f.Until.IsZero(), `at < ?`, f.Until.UnixMicro())
+	return w.SQL()
 }
 
 // What the first change after a time found, and what is bound now.

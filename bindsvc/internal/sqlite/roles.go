@@ -5,9 +5,9 @@ import (
 	"database/sql"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/where"
 )
 
 // RolesOf implements gateway.Roles.
@@ -76,12 +76,12 @@ func (tx registryTx) dropRoles(ctx context.Context, serviceID string) (bool, err
 
 // ListRoles implements gateway.Roles.
 func (s *Store) ListRoles(ctx context.Context, filter gateway.UserRoleFilter) (page []gateway.UserRole, total int64, err error) {
-	where, args := rolesWhere(filter)
+	clause, args := rolesWhere(filter)
 	err = s.inSnapshot(ctx, func(tx *sql.Tx) (err error) {
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM gateway_user_role`+where, args...).Scan(&total); err != nil {
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM gateway_user_role`+clause, args...).Scan(&total); err != nil {
 			return err
 		}
-		page, err = collect(ctx, tx, scanRole, `SELECT service_id, user_id, role FROM gateway_user_role`+where+
+		page, err = collect(ctx, tx, scanRole, `SELECT service_id, user_id, role FROM gateway_user_role`+clause+
 			` ORDER BY service_id, user_id, role LIMIT `+strconv.Itoa(filter.Limit)+` OFFSET `+strconv.Itoa(filter.Offset), args...)
 		return err
 	})
@@ -93,17 +93,10 @@ func scanRole(row scanner) (r gateway.UserRole, err error) {
 	return r, err
 }
 
-// rolesWhere asks for the fields that are set only, so that the index can be used.
-func rolesWhere(f gateway.UserRoleFilter) (where string, args []any) {
-	var conditions []string
-	for _, field := range [...]struct{ column, value string }{{"service_id", f.ServiceID}, {"user_id", f.UserID}, {"role", f.Role}} {
-		if field.value != "" {
-			args = append(args, field.value)
-			conditions = append(conditions, field.column+` = $`+strconv.Itoa(len(args)))
-		}
-	}
-	if len(conditions) == 0 {
-		return "", nil
-	}
-	return " WHERE " + strings.Join(conditions, " AND "), args
+func rolesWhere(f gateway.UserRoleFilter) (clause string, args []any) {
+	var w where.Clause
+	w.Add(f.ServiceID != "", `service_id = ?`, f.ServiceID)
+	w.Add(f.UserID != "", `user_id = ?`, f.UserID)
+	w.Add(f.Role != "", `role = ?`, f.Role)
+	return w.SQL()
 }
