@@ -188,18 +188,11 @@ type UserColumns struct {
 func Prefixes(setting string, list []string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for _, text := range list {
-		prefix, err := netip.ParsePrefix(text)
-		if address, addressErr := netip.ParseAddr(text); err != nil && addressErr == nil {
-			address = address.Unmap()
-			prefix, err = netip.PrefixFrom(address, address.BitLen()), nil
-		}
+		prefix, err := gateway.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %q is no address and no CIDR prefix", setting, text)
 		}
-		if address := prefix.Addr(); address.Is4In6() && prefix.Bits() >= 96 { // addresses are compared as v4
-			prefix = netip.PrefixFrom(address.Unmap(), prefix.Bits()-96)
-		}
-		prefixes = append(prefixes, prefix.Masked())
+		prefixes = append(prefixes, prefix)
 	}
 	return prefixes, nil
 }

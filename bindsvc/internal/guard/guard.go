@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
@@ -154,14 +153,4 @@ func (q *Question) refuse(guard, policyID string, shadow bool, refusal *gateway.
 		return nil
 	}
 	return refusal
-}
-
-// subnet is what one client has of an address: an IPv4 address, an IPv6 network.
-func subnet(address netip.Addr) string {
-	if address.Is6() {
-		if network, err := address.Prefix(64); err == nil {
-			return network.String()
-		}
-	}
-	return address.String()
 }

@@ -59,7 +59,7 @@ func (rateLimit) subject(ctx context.Context, q *Question, rule *policy.LimitRul
 		user := q.userID(ctx)
 		return user, user != ""
 	case policy.ByAddress:
-		return subnet(q.Address), q.Address.IsValid()
+		return gateway.Subnet(q.Address), q.Address.IsValid()
 	case policy.ByApp:
 		return q.App, q.App != ""
 	}

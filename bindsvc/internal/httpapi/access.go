@@ -118,20 +118,14 @@ func clientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	}
 	address := peer.Addr().Unmap().WithZone("")
 	forwarded := r.Header.Values("X-Forwarded-For")
-	if len(forwarded) == 0 {
+	if len(forwarded) == 0 || !containsAddress(trusted, address) {
 		return address
 	}
-	for _, hop := range slices.Backward(strings.Split(strings.Join(forwarded, ","), ",")) {
-		if !containsAddress(trusted, address) {
-			break
-		}
-		address = hopAddress(strings.TrimSpace(hop))
-	}
-	return address
+	return forwardedAddress(forwarded, trusted)
 }
 
-// forwardedAddress is the client's address in an X-Forwarded-For that Traefik has made:
-// the last hop that is no trusted proxy.
+// forwardedAddress is the client's address in an X-Forwarded-For that can be believed:
+// the last hop that is no trusted proxy, or the first one.
 func forwardedAddress(forwarded []string, trusted []netip.Prefix) (address netip.Addr) {
 	for _, hop := range slices.Backward(strings.Split(strings.Join(forwarded, ","), ",")) {
 		if address = hopAddress(strings.TrimSpace(hop)); !containsAddress(trusted, address) {
@@ -162,12 +156,7 @@ func containsAddress(prefixes []netip.Prefix, address netip.Addr) bool {
 // (one client has all of a /64). What an untrusted proxy passes on is counted apart
 // from its machine's own calls, so that nobody can lock an operator out through Traefik.
 func attemptsKey(r *http.Request, address netip.Addr, trusted []netip.Prefix) string {
-	key := address.String()
-	if address.Is6() {
-		if network, err := address.Prefix(64); err == nil {
-			key = network.String()
-		}
-	}
+	key := gateway.Subnet(address)
 	if r.Header.Get("X-Forwarded-For") != "" && !containsAddress(trusted, address) {
 		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr().Unmap().WithZone("") == address {
 			key += " (proxy)"

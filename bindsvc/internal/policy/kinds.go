@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -408,29 +407,13 @@ func (m *Maintenance) verify(_ string, p *problems) {
 	p.each("paths", m.Paths, verifyPattern)
 	p.text("message", m.Message)
 	p.each("testers.addresses", m.Testers.Addresses, func(text string) error {
-		_, err := parsePrefix(text)
+		_, err := gateway.ParsePrefix(text)
 		return err
 	})
 	p.each("testers.users", m.Testers.Users, verifyUser)
 	if m.Start != nil && m.End != nil && !m.Start.Before(*m.End) {
 		p.add("end: is not after start")
 	}
-}
-
-// parsePrefix reads an address or a CIDR prefix; 10.0.0.7 stands for 10.0.0.7/32.
-func parsePrefix(text string) (netip.Prefix, error) {
-	prefix, err := netip.ParsePrefix(text)
-	if address, addressErr := netip.ParseAddr(text); addressErr == nil {
-		address = address.Unmap().WithZone("")
-		prefix, err = netip.PrefixFrom(address, address.BitLen()), nil
-	}
-	if err != nil {
-		return prefix, errors.New("want an address or a CIDR prefix")
-	}
-	if a := prefix.Addr(); a.Is4In6() && prefix.Bits() >= 96 {
-		prefix = netip.PrefixFrom(a.Unmap(), prefix.Bits()-96)
-	}
-	return prefix.Masked(), nil
 }
 
 func (i *Identity) verify(_ string, p *problems) {

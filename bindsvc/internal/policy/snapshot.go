@@ -292,7 +292,7 @@ func (s *Snapshot) putMaintenance(id string, m *Maintenance) {
 	}
 	rule := &MaintenanceRule{ID: id, Maintenance: *m}
 	for _, text := range m.Testers.Addresses {
-		prefix, _ := parsePrefix(text) // verified
+		prefix, _ := gateway.ParsePrefix(text) // verified
 		rule.addresses = append(rule.addresses, prefix)
 	}
 	patterns := m.Paths
@@ -345,10 +345,8 @@ func (i *IdentityRule) Leeway() time.Duration {
 	if i.JWT == nil {
 		return 0
 	}
-	return i.JWT.Leeway.or(defaultLeeway)
+	return i.JWT.Leeway.or(session.DefaultLeeway)
 }
-
-const defaultLeeway = time.Minute
 
 // RevocationKey is what a token is known by among the revoked ones: the token. Of one
 // signed with ECDSA, whoever has it can make another with the same claims and a
@@ -400,7 +398,7 @@ func (i *Identity) jwtConfig(sealer *Sealer, id string) (session.JWTConfig, erro
 	j := i.JWT
 	config := session.JWTConfig{
 		Algorithms: j.Algorithms, JWKSURL: j.JWKSURL, JWKSRefresh: time.Duration(j.JWKSRefresh), JWKSMaxAge: time.Duration(j.JWKSMaxAge),
-		Issuer: j.Issuer, Audience: j.Audience, Leeway: j.Leeway.or(defaultLeeway),
+		Issuer: j.Issuer, Audience: j.Audience, Leeway: j.Leeway.or(session.DefaultLeeway),
 		UserClaim: j.UserClaim, ChannelClaim: j.ChannelClaim, SourceClaim: j.SourceClaim, AllowNoExpiry: j.AllowNoExpiry,
 	}
 	for n, key := range j.Keys {
