@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 )
 
@@ -112,7 +113,7 @@ type auditPolicy struct {
 
 // The ends of the audit's actions of policies: policy.<kind>.create and so on.
 const (
-	actionPolicy       = "policy."
+	ActionPolicy       = "policy." // begins them all
 	actionPolicyCreate = ".create"
 	actionPolicyUpdate = ".update"
 	actionPolicyDelete = ".delete"
@@ -128,7 +129,7 @@ func AuditPolicyChange(kind PolicyKind, id string, revision int64, before, after
 	case after == nil:
 		end = actionPolicyDelete
 	}
-	e := AuditEntry{Action: actionPolicy + string(kind) + end}
+	e := AuditEntry{Action: ActionPolicy + string(kind) + end}
 	if before != nil {
 		e.Before = mustJSON(auditPolicy{kind, id, revision, before})
 	}
@@ -156,6 +157,23 @@ func AuditedPolicy(e AuditEntry) (change PolicyChange, before json.RawMessage, r
 	}
 	change.Body = is.Body
 	return change, was.Body, revision, nil
+}
+
+// IsOfPolicy reports whether the entry is one of AuditPolicyChange.
+func (e AuditEntry) IsOfPolicy() bool { return strings.HasPrefix(e.Action, ActionPolicy) }
+
+// ViewAuditedPolicy is Before or After of such an entry with the body as view shows it; an
+// empty object if it cannot be read: what is in it is not known to be no secret.
+func ViewAuditedPolicy(raw json.RawMessage, view func(PolicyKind, json.RawMessage) json.RawMessage) json.RawMessage {
+	if raw == nil {
+		return nil
+	}
+	var audited auditPolicy
+	if err := json.Unmarshal(raw, &audited); err != nil {
+		return json.RawMessage(`{}`)
+	}
+	audited.Body = view(audited.Kind, audited.Body)
+	return mustJSON(audited)
 }
 
 // UserRole is a role that a user of a service has: a row of gateway_user_role.

@@ -69,6 +69,9 @@ func textOf[T ~string](given *T) string {
 	return string(*given)
 }
 
+// isTrue reports whether an optional parameter is given, and true.
+func isTrue(given *bool) bool { return given != nil && *given }
+
 func set[T any](field *T, given *T) {
 	if given != nil {
 		*field = *given

@@ -7,6 +7,7 @@ import (
 
 	"github.com/homenode/homenode/bindsvc/api"
 	"github.com/homenode/homenode/bindsvc/internal/gateway"
+	"github.com/homenode/homenode/bindsvc/internal/policy"
 )
 
 // ListAudit answers with a page of changes, the newest first.
@@ -27,8 +28,8 @@ func (a admin) ListAudit(c echo.Context, params api.ListAuditParams) error {
 
 // viewAudit is api.AuditEntry with the records as they are stored, but for secrets.
 func viewAudit(e gateway.AuditEntry) map[string]any {
-	if isOfPolicy(e) {
-		e.Before, e.After = viewAuditedPolicy(e.Before), viewAuditedPolicy(e.After)
+	if e.IsOfPolicy() {
+		e.Before, e.After = gateway.ViewAuditedPolicy(e.Before, policy.View), gateway.ViewAuditedPolicy(e.After, policy.View)
 	}
 	return map[string]any{
 		"id": e.ID, "time": e.At, "actor": e.Actor.Name, "address": e.Actor.Address, "requestId": e.Actor.RequestID, "action": e.Action,

@@ -45,7 +45,8 @@ func (s *Server) decide(c echo.Context) error {
 			header.Set(headerNeed, strings.Join(needs, ", "))
 		}
 	}
-	tellNeeds(c.Request().Header.Get(headerService)) // whatever becomes of this question
+	asked := c.Request().Header.Get(headerService)
+	tellNeeds(asked) // whatever becomes of this question
 	req, err := s.readRequest(c)
 	if err != nil {
 		return err
@@ -57,7 +58,9 @@ func (s *Server) decide(c echo.Context) error {
 	decision, err := s.decider.Decide(ctx, req)
 	s.metrics.decided(req.ServiceID, decision, err)
 	policies := s.policies.Snapshot()
-	tellNeeds(decision.ServiceID)
+	if decision.ServiceID != asked {
+		tellNeeds(decision.ServiceID)
+	}
 	if err != nil {
 		return s.refuseDecision(c, req, decision.ServiceID, err)
 	}

@@ -35,7 +35,7 @@ func (a admin) ImportExisting(c echo.Context, params api.ImportExistingParams) e
 	if a.users == nil {
 		return &gateway.Error{Reason: gateway.Conflict, Detail: "the embedded mode has no user table; import a file"}
 	}
-	job := importer.Job{ServiceID: in.ServiceID, NodeID: in.NodeID, ImportID: numberOf(in.ImportID), DryRun: params.DryRun != nil && *params.DryRun}
+	job := importer.Job{ServiceID: in.ServiceID, NodeID: in.NodeID, ImportID: numberOf(in.ImportID), DryRun: isTrue(params.DryRun)}
 	return a.runImport(c, job, importer.Users(a.users))
 }
 
@@ -52,7 +52,7 @@ func (a admin) ImportFile(c echo.Context, params api.ImportFileParams) error {
 	if err != nil {
 		return err
 	}
-	job := importer.Job{ServiceID: params.ServiceID, NodeID: textOf(params.NodeID), ImportID: numberOf(params.ImportID), DryRun: params.DryRun != nil && *params.DryRun}
+	job := importer.Job{ServiceID: params.ServiceID, NodeID: textOf(params.NodeID), ImportID: numberOf(params.ImportID), DryRun: isTrue(params.DryRun)}
 	return a.runImport(c, job, source)
 }
 

@@ -188,8 +188,6 @@ func (a admin) changePolicies(c echo.Context, wishes []policy.Wish, dryRun *bool
 	return a.succeed(c, view)
 }
 
-func isTrue(given *bool) bool { return given != nil && *given }
-
 // SetPolicies sets many policies of a kind, all or none.
 func (a admin) SetPolicies(c echo.Context, kind api.OfKind, params api.SetPoliciesParams) error {
 	var in api.PolicyList
@@ -338,7 +336,7 @@ func (a admin) PolicyHistory(c echo.Context, kind api.OfKind, params api.PolicyH
 
 func (a admin) historyOf(ctx context.Context, kind gateway.PolicyKind, id string, page, size int) ([]gateway.AuditEntry, int64, error) {
 	if id == "" {
-		return a.store.ListAudit(ctx, gateway.AuditFilter{Action: policyActions + string(kind), Offset: (page - 1) * size, Limit: size})
+		return a.store.ListAudit(ctx, gateway.AuditFilter{Action: gateway.ActionPolicy + string(kind), Offset: (page - 1) * size, Limit: size})
 	}
 	all, err := a.store.PolicyHistory(ctx, kind, 0, mostChanges)
 	ofPolicy := slices.DeleteFunc(all, func(e gateway.AuditEntry) bool {
@@ -358,31 +356,4 @@ func (a admin) viewHistory(e gateway.AuditEntry) api.PolicyHistoryEntry {
 		Action: api.PolicyHistoryEntryAction(e.Action[strings.LastIndex(e.Action, ".")+1:]),
 		Before: policy.View(change.Kind, before), After: policy.View(change.Kind, change.Body),
 	}
-}
-
-// policyActions begins the actions of the audit that are changes of policies.
-const policyActions = "policy."
-
-func isOfPolicy(e gateway.AuditEntry) bool { return strings.HasPrefix(e.Action, policyActions) }
-
-// viewAuditedPolicy is a policy of the audit without secrets.
-func viewAuditedPolicy(raw json.RawMessage) json.RawMessage {
-	if raw == nil {
-		return nil
-	}
-	var audited struct {
-		Kind     gateway.PolicyKind `json:"kind"`
-		ID       string             `json:"id"`
-		Revision int64              `json:"revision"`
-		Body     json.RawMessage    `json:"body"`
-	}
-	if err := json.Unmarshal(raw, &audited); err != nil {
-		return json.RawMessage(`{}`) // what is in it is not known to be no secret
-	}
-	audited.Body = policy.View(audited.Kind, audited.Body)
-	view, err := json.Marshal(audited)
-	if err != nil {
-		panic(err) // what was decoded from JSON is encoded again
-	}
-	return view
 }
